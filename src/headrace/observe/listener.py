@@ -1,0 +1,85 @@
+"""What a run tells the person who watches it: the words, without any way of showing them.
+
+The pipeline speaks to a `Listener`; `headrace.observe.console` shows it in a terminal. Nothing
+said here is the record of a run: that is the event log. Imports only the standard library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+__all__ = ["Listener", "QuietListener", "StepLine"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLine:
+    """One finished step in about ten numbers; None is "not measured", never zero.
+
+    `step` counts from 1 to `steps`. `reward` is the mean score of the judged attempts (0..1)
+    with its standard error; `heldout` the latest held-out score (0..1); `length` the mean of
+    sampled tokens per attempt; `truncated` the share of attempts cut at the limit (0..1);
+    `kl` and `entropy` in nats per token; speeds per second of wall time; `eta` in seconds.
+
+    >>> StepLine(step=3, steps=20, reward=0.5).heldout is None
+    True
+    """
+
+    step: int
+    steps: int
+    reward: float | None = None
+    reward_stderr: float | None = None
+    heldout: float | None = None
+    length: float | None = None
+    truncated: float | None = None
+    kl: float | None = None
+    entropy: float | None = None
+    tokens_per_second: float | None = None
+    samples_per_second: float | None = None
+    eta: float | None = None
+
+
+class Listener(Protocol):
+    """Told what happens, as it happens; must never raise into the loop.
+
+    - `phase(label)`: a stretch of work begins ("loading the model", "training");
+    - `progress(label, done, total)`: how far a long piece of work is; `done == total` ends
+      it, `total` None is "unknown". Units are the label's own (items, bytes, tokens);
+    - `step(line)`: an optimizer step is complete and recorded;
+    - `note(text)` / `warning(text)`: one sentence for a person;
+    - `close()`: nothing more will come; safe to call twice.
+    """
+
+    def phase(self, label: str) -> None: ...
+
+    def progress(self, label: str, done: int, total: int | None) -> None: ...
+
+    def step(self, line: StepLine) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def warning(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class QuietListener:
+    """Says nothing: for programs and tests."""
+
+    def phase(self, label: str) -> None:
+        """Ignored."""
+
+    def progress(self, label: str, done: int, total: int | None) -> None:
+        """Ignored."""
+
+    def step(self, line: StepLine) -> None:
+        """Ignored."""
+
+    def note(self, text: str) -> None:
+        """Ignored."""
+
+    def warning(self, text: str) -> None:
+        """Ignored."""
+
+    def close(self) -> None:
+        """Ignored."""
