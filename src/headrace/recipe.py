@@ -165,6 +165,8 @@ class KlSpec(_Part):
             raise ValueError("only k1 is an unbiased KL penalty in the reward")
         if self.place == "none" and (self.budget or self.reset_every or self.reset_at):
             raise ValueError("a budget or reset needs place = 'reward' or 'loss'")
+        if self.budget is not None and self.coefficient == 0:
+            raise ValueError("a budget scales the coefficient, and 0 stays 0: start above it")
         return self
 
 
