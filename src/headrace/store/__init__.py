@@ -1,1 +1,27 @@
+"""The store: the truth of a run, on the disk before anything depends on it.
 
+Files that survive a kill at any instant (`files`), the event log (`events`), trajectories
+(`codec`, `trajectories`), checkpoints, run directories (`runs`) and what a run amounts to
+(`summary`). Nobody else writes into a run directory; nothing here knows how to train.
+"""
+
+from headrace.store.checkpoints import Checkpoint, Checkpoints
+from headrace.store.events import Divergence, Event, EventLog, read_events
+from headrace.store.runs import RunDirectory, RunInfo, RunStatus, find, list_runs
+from headrace.store.trajectories import Wave, WaveLog
+
+__all__ = [
+    "Checkpoint",
+    "Checkpoints",
+    "Divergence",
+    "Event",
+    "EventLog",
+    "RunDirectory",
+    "RunInfo",
+    "RunStatus",
+    "Wave",
+    "WaveLog",
+    "find",
+    "list_runs",
+    "read_events",
+]
