@@ -8,6 +8,7 @@ Files that survive a kill at any instant (`files`), the event log (`events`), tr
 from headrace.store.checkpoints import Checkpoint, Checkpoints
 from headrace.store.events import Divergence, Event, EventLog, read_events
 from headrace.store.runs import RunDirectory, RunInfo, RunStatus, find, list_runs
+from headrace.store.summary import RunSummary, summarise
 from headrace.store.trajectories import Wave, WaveLog
 
 __all__ = [
@@ -19,9 +20,11 @@ __all__ = [
     "RunDirectory",
     "RunInfo",
     "RunStatus",
+    "RunSummary",
     "Wave",
     "WaveLog",
     "find",
     "list_runs",
     "read_events",
+    "summarise",
 ]

