@@ -73,7 +73,6 @@ class Completion:
     stop_reason: StopReason
     seed: int
     support: Support | None = None
-    entropy: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,21 +101,19 @@ class LossSpec:
 
 @dataclass(frozen=True, slots=True)
 class LearnerReport:
-    """What one forward_backward saw, over its whole batch (means over trainable tokens).
+    """What one forward_backward saw, over its whole batch.
 
-    `loss` is the sum of the weighted components; `kl_behaviour` the k3 estimate between
-    sampler and learner; `kl_reference` the k3 estimate against the reference, None without
-    one; entropies are in nats of the distribution tokens are drawn from.
+    `loss` is the sum of the weighted `components`. Means run over the tokens that weigh
+    anything: `clipped_share` (0..1), `ratio_mean` and `ratio_max` of current to anchor
+    policy, `kl_behaviour` (k3 estimate of sampler against learner, nats per token).
     """
 
     loss: float
     tokens: int
-    entropy: float
     clipped_share: float
     ratio_mean: float
     ratio_max: float
     kl_behaviour: float
-    kl_reference: float | None
     components: Mapping[str, float]
 
 

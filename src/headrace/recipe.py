@@ -142,11 +142,13 @@ class KlSpec(_Part):
     adds the estimator to the loss (k2: gradient of the reverse KL; k3: of the forward KL;
     k1 is refused there, its expected gradient is zero on-policy). With `budget` (nats per
     token) the coefficient follows Ziegler et al. 2019: beta <- beta (1 + clip(kl / budget - 1,
-    +-0.2) x rate). `reset_every` steps, or with `reset_at` nats, the reference becomes the
+    +-0.2) x rate). `measure` keeps a reference and reports the distance even where nothing is
+    paid for it. `reset_every` steps, or with `reset_at` nats, the reference becomes the
     current policy.
     """
 
     place: Literal["none", "reward", "loss"] = "none"
+    measure: bool = True
     estimator: Literal["k1", "k2", "k3"] = "k2"
     coefficient: NonNegative = 0.01
     budget: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None

@@ -1,0 +1,114 @@
+"""The loop: play, verify, credit, learn, publish, next.
+
+This page is the whole of training; every verb is a plain call to a part that can be read and
+tested alone. Synchronous training is this loop with a lag of zero: slots are taken at
+admission and given back after training, and each token carries the policy version that wrote
+it, so asynchrony changes where the verbs run, not what they say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from headrace.algorithms.credit import Credit, assemble, credit
+from headrace.environments.single_turn import Group, judge
+from headrace.pipeline.run import Run
+from headrace.protocols import LearnerReport, UpdateReport
+from headrace.types import Floats, Sample, Trajectory
+
+__all__ = ["train"]
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """All attempts of a step, and those among them that are trained on."""
+
+    everything: list[Trajectory]
+    effective: list[Trajectory]
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    credit: Credit
+    reports: list[LearnerReport]
+    updates: list[UpdateReport]
+
+
+def train(run: Run) -> str:
+    """Train until the recipe's steps are done or its tasks are mastered; says which."""
+    run.evaluate_if_due(first=True)
+    while run.step < run.recipe.steps:
+        run.begin_step()
+        played = play(run)
+        learned = learn(run, played.effective)
+        run.record(played.everything, learned.credit, learned.reports, learned.updates)
+        mastered = run.vigil.observe(played.everything, signal=learned.credit.informative > 0)
+        last = mastered is not None or run.step == run.recipe.steps
+        run.evaluate_if_due(last=last)
+        run.checkpoint_if_due(last=last)
+        if mastered is not None:
+            return mastered
+    return "all steps done"
+
+
+def play(run: Run) -> Played:
+    """Admit groups, play and judge them, and refill the slots of those that teach nothing."""
+    everything, effective = list[Trajectory](), list[Trajectory]()
+    while missing := run.groups_missing(everything, effective):
+        wave = run.wave_key()
+        groups = [admit(run, wave, index) for index in range(missing)]
+        attempts = run.recorded(wave, groups)
+        if attempts is None:
+            attempts = judge(run.player.play(groups, on_progress=run.sampling), run.verifiers)
+            run.keep(wave, attempts)
+        run.settle(wave, attempts)
+        everything += attempts
+        effective += run.effective(attempts)
+    return Played(everything, effective)
+
+
+def admit(run: Run, wave: str, index: int) -> Group:
+    """Draw the next task and take a slot for its group."""
+    group = Group(f"{wave}.{index}", run.source.next(), run.recipe.play.group_size)
+    run.slots.admit(group.id, run.policy.version)
+    return group
+
+
+def learn(run: Run, attempts: list[Trajectory]) -> Learned:
+    """Turn verdicts into weights, weights into updates, and publish what came of it."""
+    earned = credit(
+        attempts,
+        run.recipe.algorithm,
+        max_new_tokens=run.recipe.play.max_new_tokens,
+        reference=reference(run, attempts),
+        kl_coefficient=run.kl.coefficient,
+        entropy_coefficient=run.entropy.coefficient,
+    )
+    reports, updates = list[LearnerReport](), list[UpdateReport]()
+    for batch in anchored(run, earned.batches):
+        reports.append(run.learner.forward_backward(batch, run.recipe.algorithm.loss()))
+        updates.append(run.learner.optim_step())
+    run.release(attempts)
+    if updates:
+        run.learner.publish()
+    run.steer(attempts, earned)
+    return Learned(earned, reports, updates)
+
+
+def reference(run: Run, attempts: list[Trajectory]) -> dict[str, Floats] | None:
+    """Log-probabilities of every attempt under the frozen reference, by trajectory id."""
+    if run.policy.reference is None:
+        return None
+    logps = run.learner.logprobs([assemble(t) for t in attempts], which="reference")
+    return {t.id: values for t, values in zip(attempts, logps, strict=True)}
+
+
+def anchored(run: Run, batches: tuple[tuple[Sample, ...], ...]) -> list[tuple[Sample, ...]]:
+    """The batches with the learner's own log-probabilities as they are before any update."""
+    if run.recipe.algorithm.anchor == "behaviour":
+        return list(batches)
+    scored = [run.learner.logprobs(batch, which="current") for batch in batches]
+    return [
+        tuple(replace(s, proximal=p) for s, p in zip(batch, logps, strict=True))
+        for batch, logps in zip(batches, scored, strict=True)
+    ]

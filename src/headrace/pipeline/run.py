@@ -1,0 +1,361 @@
+"""A run in progress: the parts that the loop's verbs act on, and the books that are kept.
+
+What may be repeated after a kill is decided here: a wave is on disk before anything depends
+on it and is never played twice; an event is written once; a checkpoint holds everything that
+the next step depends on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headrace.algorithms.control import EntropyController, KlController
+from headrace.algorithms.credit import Credit
+from headrace.data.source import TaskSource
+from headrace.environments.single_turn import Group, SingleTurn
+from headrace.errors import Interrupted, StorageError
+from headrace.evaluate.heldout import Evaluation, compare, evaluate
+from headrace.observe.listener import Listener, StepLine
+from headrace.pipeline.slots import Slots
+from headrace.pipeline.stats import domain_payload, entropy_of, learning_payload, play_payload
+from headrace.pipeline.vigil import Vigil
+from headrace.policy.engine import TorchPolicy
+from headrace.policy.learner import TorchLearner
+from headrace.protocols import LearnerReport, UpdateReport, Verifier
+from headrace.recipe import Recipe
+from headrace.store.checkpoints import Checkpoints
+from headrace.store.events import EventLog
+from headrace.store.files import read_json, write_json_atomic
+from headrace.store.runs import RunDirectory
+from headrace.store.trajectories import WaveLog
+from headrace.types import Json, Task, Trajectory
+
+__all__ = ["Books", "Run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """Where a run is written down."""
+
+    directory: RunDirectory
+    events: EventLog
+    waves: WaveLog
+    checkpoints: Checkpoints
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """Everything the loop needs. `stop_requested` is asked between steps.
+
+    `step` is the number of the step in progress or, between steps, of the last one done.
+    """
+
+    recipe: Recipe
+    books: Books
+    listener: Listener
+    policy: TorchPolicy
+    learner: TorchLearner
+    source: TaskSource
+    verifiers: Mapping[str, Verifier]
+    player: SingleTurn
+    examiner: SingleTurn
+    heldout: Sequence[Task]
+    slots: Slots
+    kl: KlController
+    entropy: EntropyController
+    vigil: Vigil
+    stop_requested: Callable[[], bool]
+    step: int = 0
+    reference_moved: bool = False
+    _wave: int = 0
+    _ready: float = field(default_factory=time.perf_counter)
+    _began: float = 0.0
+    _played: float = 0.0
+    _fresh: int = 0
+    _score: float | None = None
+
+    # --- a step --------------------------------------------------------------------------
+
+    def begin_step(self) -> None:
+        """Start the next step, or stop here if that was asked for."""
+        if self.stop_requested():
+            if self.step:
+                self.checkpoint()
+            raise Interrupted(
+                f"stopped after step {self.step}",
+                where=str(self.books.directory.path),
+                hint=f"headrace resume {self.books.directory.path}",
+            )
+        self.step += 1
+        self._wave = 0
+        self._fresh = 0
+        self._began = time.perf_counter()
+
+    def groups_missing(
+        self, everything: Sequence[Trajectory], effective: Sequence[Trajectory]
+    ) -> int:
+        """How many groups the step still has to play."""
+        wanted, size = self.recipe.play.groups, self.recipe.play.group_size
+        algorithm = self.recipe.algorithm
+        if not algorithm.dynamic_sampling:
+            return wanted - len(everything) // size
+        budget = int(algorithm.refill_limit * wanted) - len(everything) // size
+        return max(0, min(wanted - len(effective) // size, budget))
+
+    def wave_key(self) -> str:
+        """The name of the step's next wave."""
+        key = f"{self.step:06d}:{self._wave}"
+        self._wave += 1
+        return key
+
+    def recorded(self, wave: str, groups: Sequence[Group]) -> list[Trajectory] | None:
+        """The wave's attempts if they are on disk from an earlier life of the run."""
+        attempts = self.books.waves.wave(wave)
+        if attempts is None:
+            return None
+        told = [t.task.id for t in attempts]
+        drawn = [group.task.id for group in groups for _ in range(group.size)]
+        if told != drawn:
+            raise StorageError(
+                f"wave {wave} holds other tasks than the source draws now",
+                where=str(self.books.waves.directory),
+                hint="was a task pack upgraded since? install the version in env.json, "
+                "or start a new run",
+            )
+        return attempts
+
+    def sampling(self, done: int, total: int) -> None:
+        self.listener.progress("sampling", done, total)
+
+    def keep(self, wave: str, attempts: Sequence[Trajectory]) -> None:
+        """Put a judged wave on disk."""
+        self.books.waves.append_wave(wave, attempts)
+        self._fresh += len(attempts)
+
+    def settle(self, wave: str, attempts: Sequence[Trajectory]) -> None:
+        """Note a wave that is on disk and tell the curriculum what each group scored."""
+        self.books.events.append(
+            "wave",
+            self.step,
+            {
+                "wave": wave,
+                "groups": len(_by_group(attempts)),
+                "trajectories": len(attempts),
+                "unscored": sum(t.score is None for t in attempts),
+            },
+            {"since_ready": time.perf_counter() - self._ready},
+        )
+        for group in _by_group(attempts):
+            task = group[0].task
+            for move in self.source.record(task.domain, task.tier, [t.score for t in group]):
+                self.books.events.append(
+                    "curriculum",
+                    self.step,
+                    {
+                        "domain": move.domain,
+                        "from_tier": move.from_tier,
+                        "to_tier": move.to_tier,
+                        "pass_rate": move.pass_rate,
+                    },
+                )
+                self.listener.note(
+                    f"{move.domain}: tier {move.from_tier} -> {move.to_tier} "
+                    f"at a pass rate of {move.pass_rate:.2f}"
+                )
+
+    def effective(self, attempts: Sequence[Trajectory]) -> list[Trajectory]:
+        """The attempts of the groups that are trained on; the others give their slot back."""
+        self._played = time.perf_counter() - self._began
+        if not self.recipe.algorithm.dynamic_sampling:
+            return list(attempts)
+        kept: list[Trajectory] = []
+        for group in _by_group(attempts):
+            scores = {t.score for t in group if t.score is not None}
+            if len(scores) > 1:
+                kept += group
+            else:
+                self.slots.rejected(group[0].group, "no spread" if scores else "unjudged")
+        return kept
+
+    def release(self, attempts: Sequence[Trajectory]) -> None:
+        """Give back the slots of groups that were trained on."""
+        for group in _by_group(attempts):
+            self.slots.trained(group[0].group, self.policy.version)
+
+    def steer(self, attempts: Sequence[Trajectory], credit: Credit) -> None:
+        """Move the KL and entropy coefficients, and the reference where it is due."""
+        entropy = entropy_of(attempts)
+        if entropy is not None:
+            self.entropy.observe(entropy)
+        if credit.reference_kl is None or not credit.tokens:
+            return
+        self.kl.observe(credit.reference_kl)
+        if self.kl.reset_due:
+            self.policy.freeze_reference()
+            self.reference_moved = True
+            self.kl.reference_was_reset()
+            self.books.events.append("reference_reset", self.step, {})
+
+    def record(
+        self,
+        attempts: Sequence[Trajectory],
+        credit: Credit,
+        reports: Sequence[LearnerReport],
+        updates: Sequence[UpdateReport],
+    ) -> None:
+        """Write the finished step down and say it in one line."""
+        now = time.perf_counter()
+        seconds, learn = now - self._began, now - self._began - self._played
+        payload = {
+            "version": self.policy.version,
+            **play_payload(attempts),
+            **learning_payload(credit, reports, updates),
+            "kl_coefficient": self.kl.coefficient,
+            "entropy_coefficient": self.entropy.coefficient,
+            "domains": domain_payload(attempts, self.source.status()),
+            "slots": self.slots.ledger(),
+        }
+        tokens = sum(t.sampled_tokens for t in attempts)
+        timing = {
+            "play": self._played,
+            "learn": learn,
+            "seconds": seconds,
+            "since_ready": now - self._ready,
+            "samples_per_second": len(attempts) / seconds,
+            "tokens_per_second": tokens / seconds,
+            "replayed": float(len(attempts) - self._fresh),
+        }
+        self.books.events.append("step", self.step, payload, timing)
+        self.books.directory.set_status("running", step=self.step, steps=self.recipe.steps)
+        self.listener.step(self._line(payload, timing))
+
+    def _line(self, payload: Mapping[str, Json], timing: Mapping[str, float]) -> StepLine:
+        reward = payload["reward"] or {}
+        return StepLine(
+            step=self.step,
+            steps=self.recipe.steps,
+            reward=reward.get("mean"),
+            reward_stderr=reward.get("stderr"),
+            heldout=self._score,
+            length=payload["length"]["mean"],
+            truncated=payload["truncated"],
+            kl=payload["kl_reference"],
+            entropy=payload["entropy"],
+            tokens_per_second=timing["tokens_per_second"],
+            samples_per_second=timing["samples_per_second"],
+            eta=(self.recipe.steps - self.step) * timing["seconds"],
+        )
+
+    # --- evaluation ----------------------------------------------------------------------
+
+    def evaluate_if_due(self, *, first: bool = False, last: bool = False) -> None:
+        """Play the held-out suite before training, every so many steps, and at the end."""
+        if not self.heldout or (first and self.step):
+            return
+        every = self.recipe.evaluate.every
+        if first or last or (every is not None and self.step % every == 0):
+            evaluation = self._evaluation()
+            self._score = evaluation.estimate(self.recipe.evaluate.confidence).score
+            if last:
+                self._compare(evaluation)
+
+    def _evaluation(self) -> Evaluation:
+        started = time.perf_counter()
+        path = self.evaluation_path(self.step)
+        evaluation = Evaluation.from_json(read_json(path)) if path.exists() else None
+        weights = self.policy.fingerprint()
+        if evaluation is None or evaluation.weights != weights:
+            evaluation = evaluate(
+                self.heldout,
+                self.examiner,
+                self.verifiers,
+                step=self.step,
+                version=self.policy.version,
+                weights=weights,
+                on_progress=lambda done, total: self.listener.progress("held-out", done, total),
+            )
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json_atomic(path, evaluation.to_json())
+        payload = evaluation.payload(self.recipe.evaluate.confidence)
+        timing = {"seconds": time.perf_counter() - started}
+        self.books.events.append("evaluation", self.step, payload, timing)
+        self.listener.note(
+            f"held-out after step {self.step}: {payload['score']:.3f} "
+            f"[{payload['low']:.3f}, {payload['high']:.3f}] on {payload['n']} tasks"
+        )
+        return evaluation
+
+    def evaluation_path(self, step: int) -> Path:
+        return self.books.directory.evals_path / "heldout" / f"step_{step:06d}.json"
+
+    def _compare(self, after: Evaluation) -> None:
+        confidence = self.recipe.evaluate.confidence
+        before = Evaluation.from_json(read_json(self.evaluation_path(0)))
+        result = compare(before, after, confidence)
+        self.books.events.append(
+            "comparison",
+            self.step,
+            {
+                "suite": after.suite,
+                "value": result.value,
+                "stderr": result.stderr,
+                "low": result.low,
+                "high": result.high,
+                "n": result.n,
+                "gained": result.gained,
+                "lost": result.lost,
+                "confidence": confidence,
+                "p_value": result.p_value,
+            },
+        )
+
+    # --- checkpoints ---------------------------------------------------------------------
+
+    def checkpoint_if_due(self, *, last: bool) -> None:
+        if last or self.step % self.recipe.checkpoint.every == 0:
+            self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Write everything that the next step depends on."""
+
+        def fill(directory: Path) -> None:
+            self.learner.save(directory)
+            if self.reference_moved:
+                self.learner.save_reference(directory)
+
+        self.books.checkpoints.write(f"step_{self.step:06d}", fill, self.state())
+
+    def state(self) -> dict[str, Json]:
+        return {
+            "step": self.step,
+            "events": self.books.events.seq,
+            "source": self.source.state(),
+            "slots": self.slots.ledger(),
+            "kl": self.kl.state(),
+            "entropy": self.entropy.state(),
+            "vigil": self.vigil.state(),
+            "reference_moved": self.reference_moved,
+            "score": self._score,
+        }
+
+    def restore(self, state: Mapping[str, Json]) -> None:
+        """Take over a checkpoint's state; the learner loads its own part."""
+        self.step = int(state["step"])
+        self.books.events.rewind(int(state["events"]))
+        self.source.restore(state["source"])
+        self.slots.restore(state["slots"])
+        self.kl.restore(state["kl"])
+        self.entropy.restore(state["entropy"])
+        self.vigil.restore(state["vigil"])
+        self.reference_moved = bool(state["reference_moved"])
+        self._score = state["score"]
+
+
+def _by_group(attempts: Sequence[Trajectory]) -> list[list[Trajectory]]:
+    groups: dict[str, list[Trajectory]] = {}
+    for trajectory in attempts:
+        groups.setdefault(trajectory.group, []).append(trajectory)
+    return list(groups.values())

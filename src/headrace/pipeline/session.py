@@ -1,0 +1,308 @@
+"""Starting and resuming runs: from a recipe to a directory that holds everything it did.
+
+All that can be refused is refused before anything is created: an unknown domain, a model that
+is not there. Afterwards every end, good or bad, leaves a status that says what to do next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from types import FrameType
+
+import torch
+from pydantic import ValidationError
+
+from headrace import __version__
+from headrace.algorithms.control import EntropyController, KlController
+from headrace.data.packs import Catalogue
+from headrace.data.render import Renderer
+from headrace.data.source import TaskSource
+from headrace.environments.single_turn import SingleTurn
+from headrace.errors import HeadraceError, Interrupted, RunError
+from headrace.observe.listener import Listener
+from headrace.observe.logfile import LoggedListener
+from headrace.observe.metrics import write_metrics
+from headrace.observe.report import write_report
+from headrace.pipeline.loop import train
+from headrace.pipeline.run import Books, Run
+from headrace.pipeline.slots import Slots
+from headrace.pipeline.vigil import Vigil
+from headrace.policy.engine import TorchPolicy
+from headrace.policy.learner import TorchLearner
+from headrace.policy.load import LoadedModel, load
+from headrace.policy.sampler import TorchSampler
+from headrace.protocols import Domain
+from headrace.recipe import Recipe
+from headrace.store.checkpoints import Checkpoints
+from headrace.store.events import EventLog
+from headrace.store.runs import RunDirectory
+from headrace.store.trajectories import WaveLog
+from headrace.types import Json, Task
+
+__all__ = ["RunResult", "resume", "start"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """Where a finished run is and why it ended."""
+
+    path: Path
+    status: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What is made before a run directory exists: everything that may be refused."""
+
+    recipe: Recipe
+    loaded: LoadedModel
+    domains: Mapping[str, Domain]
+    source: TaskSource
+    heldout: list[Task]
+
+
+def start(
+    recipe: Recipe, *, runs: Path, directory: Path | None = None, listener: Listener
+) -> RunResult:
+    """Make a new run of `recipe` under `runs` (or at `directory`) and train it to its end.
+
+    Raises RecipeError, ModelError or RunError before anything is created; later errors leave
+    a run that says "failed" and keeps everything it has acknowledged.
+    """
+    with contextlib.closing(Catalogue()) as catalogue:
+        if directory is not None and directory.exists() and any(directory.iterdir()):
+            raise RunError(
+                f"{directory} is not empty",
+                where="--dir",
+                hint=f"headrace resume {directory}, or name another directory",
+            )
+        parts = _prepare(recipe, catalogue, listener)
+        run_directory = RunDirectory.create(
+            runs,
+            recipe.model_dump(mode="json"),
+            recipe.name,
+            recipe.digest,
+            _environment(recipe, parts.loaded),
+            directory=directory,
+        )
+        return _drive(run_directory, parts, listener)
+
+
+def resume(path: Path, *, listener: Listener) -> RunResult:
+    """Go on with a run from its last good checkpoint; needs nothing but its directory."""
+    directory = RunDirectory.open(path)
+    status = directory.status()
+    if status.state == "done":
+        return RunResult(path, "done", f"{status.reason}; nothing is left to do")
+    if directory.locked():
+        with directory.lock():
+            raise AssertionError("a held lock cannot be taken")
+    try:
+        recipe = Recipe.model_validate(directory.recipe())
+    except ValidationError as error:
+        raise RunError(
+            f"the run's recipe does not fit this version of headrace: {error}",
+            where=str(path / "recipe.json"),
+            hint=f"install headrace {directory.env().get('headrace', '?')}, which made it",
+        ) from error
+    with contextlib.closing(Catalogue()) as catalogue:
+        return _drive(directory, _prepare(recipe, catalogue, listener), listener)
+
+
+def _prepare(recipe: Recipe, catalogue: Catalogue, listener: Listener) -> _Parts:
+    _configure_torch(recipe)
+    specs = catalogue.resolve(recipe.tasks.domains)
+    spec = recipe.tasks.model_copy(update={"domains": tuple(specs)})
+    domains = {item.name: catalogue.open(item.name) for item in specs}
+    source = TaskSource(spec, domains, recipe.seed)
+    listener.phase(f"loading {recipe.model.source}")
+    loaded = load(recipe.model.source)
+    listener.phase("drawing the held-out tasks")
+    heldout = source.heldout(recipe.evaluate.items, recipe.evaluate.tiers)
+    return _Parts(recipe, loaded, domains, source, heldout)
+
+
+def _configure_torch(recipe: Recipe) -> None:
+    torch.set_num_threads(recipe.threads or os.cpu_count() or 1)
+    torch.use_deterministic_algorithms(recipe.deterministic)
+
+
+def _drive(directory: RunDirectory, parts: _Parts, listener: Listener) -> RunResult:
+    """Train with the run's lock held; every way out leaves a truthful status."""
+    with directory.lock():
+        attempt = directory.new_attempt()
+        log = directory.logs_path / f"attempt_{attempt}" / "run.log"
+        listener = LoggedListener(listener, log)
+        directory.set_status("running")
+        try:
+            with _books(directory, parts.recipe) as books, _safe_stop(listener) as stop_requested:
+                run = _assemble(parts, books, listener, stop_requested)
+                reason = _train(run)
+        except (Interrupted, KeyboardInterrupt) as error:
+            directory.set_status("interrupted", reason=str(error) or "interrupted at once")
+            raise
+        except HeadraceError as error:
+            directory.set_status("failed", reason=str(error), hint=error.hint)
+            raise
+        except BaseException as error:
+            directory.set_status("failed", reason=f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            _derive(directory, listener)
+        directory.set_status("done", reason=reason, step=run.step)
+        _derive(directory, listener)
+    return RunResult(directory.path, "done", reason)
+
+
+def _train(run: Run) -> str:
+    recipe = run.recipe
+    if run.step == 0:
+        told = {
+            "recipe": recipe.name,
+            "digest": recipe.digest,
+            "model": recipe.model.source,
+            "seed": recipe.seed,
+            "steps": recipe.steps,
+        }
+        run.books.events.append("run_started", 0, told)
+    started = time.perf_counter()
+    run.listener.phase("training")
+    reason = train(run)
+    seconds = time.perf_counter() - started
+    run.books.events.append(
+        "run_finished", run.step, {"reason": reason, "steps": run.step}, {"training": seconds}
+    )
+    return reason
+
+
+@contextlib.contextmanager
+def _books(directory: RunDirectory, recipe: Recipe) -> Iterator[Books]:
+    with (
+        EventLog(directory.events_path, strict=recipe.deterministic) as events,
+        WaveLog(directory.trajectories_path) as waves,
+    ):
+        checkpoints = Checkpoints(directory.checkpoints_path, recipe.checkpoint.keep)
+        yield Books(directory, events, waves, checkpoints)
+
+
+def _assemble(
+    parts: _Parts, books: Books, listener: Listener, stop_requested: StopRequested
+) -> Run:
+    recipe = parts.recipe
+    policy = TorchPolicy(parts.loaded, recipe.model)
+    if recipe.algorithm.kl.place != "none" or recipe.algorithm.kl.measure:
+        policy.freeze_reference()
+    learner = TorchLearner(
+        policy, recipe.learner, total_steps=recipe.steps * recipe.algorithm.updates
+    )
+    sampler = TorchSampler(policy)
+    player = SingleTurn(
+        sampler=sampler,
+        renderer=Renderer(parts.loaded.tokenizer, parts.loaded.end_ids),
+        params=recipe.play.params(),
+        seed=recipe.seed,
+        system_prompt=recipe.play.system_prompt,
+    )
+    run = Run(
+        recipe=recipe,
+        books=books,
+        listener=listener,
+        policy=policy,
+        learner=learner,
+        source=parts.source,
+        verifiers={name: domain.verifier for name, domain in parts.domains.items()},
+        player=player,
+        examiner=replace(player, params=replace(player.params, temperature=0.0)),
+        heldout=parts.heldout,
+        slots=Slots(groups_per_step=recipe.play.groups, max_lag=recipe.play.max_lag),
+        kl=KlController(recipe.algorithm.kl),
+        entropy=EntropyController(recipe.algorithm.entropy),
+        vigil=Vigil(recipe.stop),
+        stop_requested=stop_requested,
+    )
+    _continue(run)
+    return run
+
+
+def _continue(run: Run) -> None:
+    """Take over the last good checkpoint, or the beginning."""
+    checkpoint = run.books.checkpoints.latest()
+    if checkpoint is None:
+        run.books.events.rewind(0)
+        return
+    for problem in checkpoint.problems:
+        run.listener.warning(f"checkpoint passed over: {problem}")
+    run.learner.load(checkpoint.path)
+    run.restore(checkpoint.state)
+    run.listener.note(f"resuming after step {run.step}")
+
+
+def _derive(directory: RunDirectory, listener: Listener) -> None:
+    """Write what is only derived from the record: metrics and the report."""
+    try:
+        write_metrics(directory.events_path, directory.metrics_path)
+        write_report(directory.path)
+    except HeadraceError as error:
+        listener.warning(f"the report could not be written: {error}")
+
+
+class StopRequested:
+    """Set by the first Ctrl-C or SIGTERM; asked by the loop between steps."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def __call__(self) -> bool:
+        return self.requested
+
+
+@contextlib.contextmanager
+def _safe_stop(listener: Listener) -> Iterator[StopRequested]:
+    """The first signal asks for a stop at the next safe point, a second one stops at once."""
+    stop = StopRequested()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        if stop.requested:
+            raise KeyboardInterrupt
+        stop.requested = True
+        listener.warning(
+            "stopping after this step; press Ctrl-C again to stop now (nothing is lost either way)"
+        )
+
+    before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _environment(recipe: Recipe, loaded: LoadedModel) -> dict[str, Json]:
+    """What a later reader needs to know of the machine and the software."""
+    packages = ("torch", "transformers", "peft", "numpy", "reasoning-gym")
+    return {
+        "headrace": __version__,
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": str(recipe.model.device),
+        "packages": {name: metadata.version(name) for name in packages},
+        "model": {"source": loaded.source, "digest": loaded.digest},
+    }

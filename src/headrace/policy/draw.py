@@ -1,0 +1,90 @@
+"""Drawing tokens exactly: temperature, filters, one uniform number a token.
+
+The distribution that is sampled from is the one whose log-probabilities are reported: after
+temperature, top-k, top-p and min-p, renormalised over what survives. A draw inverts the
+cumulative distribution in token-id order at one uniform number, and each sequence has a
+counter-based stream of its own (Philox 4x64, Salmon et al. 2011), so its randomness depends
+on its seed and position only, never on its neighbours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from headrace.protocols import SamplingParams
+from headrace.types import Ids
+
+Uniforms = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One token for each of R rows: `ids` [R], `logps` [R]; `supports` only under filters."""
+
+    ids: Tensor
+    logps: Tensor
+    supports: tuple[Ids, ...] | None
+
+
+def uniforms(seed: int, count: int) -> Uniforms:
+    """The first `count` numbers in [0, 1) of the stream of `seed` (0..2**64 - 1)."""
+    return np.random.Generator(np.random.Philox(key=seed)).random(count)
+
+
+def is_filtered(params: SamplingParams) -> bool:
+    return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+
+
+def log_distribution(logits: Tensor, params: SamplingParams) -> Tensor:
+    """Log-probabilities [R, V] of the distribution tokens are drawn from.
+
+    Filtered tokens have -inf. top-p keeps the smallest set of most likely tokens whose mass
+    reaches top_p (Holtzman et al. 2020); min-p keeps tokens of at least min_p times the
+    largest probability (Nguyen et al. 2024). Ties at the top-k boundary are all kept.
+    """
+    logps = torch.log_softmax(logits.float() / params.temperature, dim=-1)
+    if not is_filtered(params):
+        return logps
+    keep = torch.ones_like(logps, dtype=torch.bool)
+    if 0 < params.top_k < logps.shape[-1]:
+        kth = torch.topk(logps, params.top_k, dim=-1).values[:, -1:]
+        keep &= logps >= kth
+    if params.top_p < 1.0:
+        masked = logps.masked_fill(~keep, -torch.inf)
+        ordered, order = torch.sort(masked, dim=-1, descending=True, stable=True)
+        probs = torch.softmax(ordered, dim=-1)
+        before = probs.cumsum(dim=-1) - probs
+        keep &= torch.zeros_like(keep).scatter(1, order, before < params.top_p)
+    if params.min_p > 0.0:
+        masked = logps.masked_fill(~keep, -torch.inf)
+        floor = masked.max(dim=-1, keepdim=True).values + float(np.log(params.min_p))
+        keep &= logps >= floor
+    kept = logps.masked_fill(~keep, -torch.inf)
+    return kept - torch.logsumexp(kept, dim=-1, keepdim=True)
+
+
+def draw(logits: Tensor, uniform: Uniforms, params: SamplingParams) -> Draw:
+    """Draw one token for each row of `logits` [R, V] with `uniform` [R] in [0, 1).
+
+    temperature 0 takes the most likely token (the first among equals); its distribution is a
+    point, so its log-probability is 0.
+    """
+    if params.temperature == 0.0:
+        ids = logits.argmax(dim=-1)
+        return Draw(ids=ids, logps=torch.zeros(len(ids)), supports=None)
+    logps = log_distribution(logits, params)
+    cumulative = logps.double().exp_().cumsum(dim=-1)
+    total = cumulative[:, -1]
+    points = torch.from_numpy(uniform).to(total.device) * total
+    below = torch.nextafter(total, torch.zeros_like(total))
+    ids = torch.searchsorted(cumulative, torch.minimum(points, below)[:, None], right=True)[:, 0]
+    supports = None
+    if is_filtered(params):
+        rows = torch.isfinite(logps).cpu()
+        supports = tuple(row.nonzero()[:, 0].numpy().astype(np.int32) for row in rows)
+    return Draw(ids=ids, logps=logps.gather(1, ids[:, None])[:, 0], supports=supports)

@@ -1,0 +1,198 @@
+"""The policy in this process: one module that the sampler and the learner share.
+
+Publishing new weights therefore costs nothing but a version number. Which model it is and how
+it was loaded is `headrace.policy.load`'s business; how tokens are drawn is the sampler's, how
+weights change the learner's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from headrace.errors import ModelError
+from headrace.policy.load import LoadedModel
+from headrace.recipe import ModelSpec
+
+Parameters = Mapping[str, nn.Parameter]
+
+
+class TorchPolicy:
+    """A causal language model with a version, an optional adapter and a frozen reference.
+
+    `version` counts published updates from 0. The module stays in eval mode for good: dropout
+    would make the learner score another policy than the one that sampled.
+    """
+
+    def __init__(self, loaded: LoadedModel, spec: ModelSpec) -> None:
+        self.device = _device(spec.device)
+        self.tokenizer = loaded.tokenizer
+        self.end_ids = frozenset(loaded.end_ids)
+        self.lora = spec.lora
+        model = cast("nn.Module", loaded.model)
+        self.model: Any = _with_adapter(model, spec) if spec.lora else model
+        self.model.to(self.device)
+        self.version = 0
+        self._autocast = _wants_autocast(spec, self.device)
+        self._reference: dict[str, Tensor] | None = None
+        if spec.lora is None:
+            for parameter in self.model.parameters():
+                parameter.requires_grad_(True)
+        self.model.eval()
+
+    @property
+    def config(self) -> Any:
+        return self.model.config
+
+    @functools.cached_property
+    def supports_trees(self) -> bool:
+        """Whether attention may be given an arbitrary mask and positions: asked by trying."""
+        kinds: set[str] = set(getattr(self.config, "layer_types", None) or ["full_attention"])
+        windowed = getattr(self.config, "sliding_window", None) is not None and getattr(
+            self.config, "use_sliding_window", True
+        )
+        return kinds == {"full_attention"} and not windowed and _agrees_on_a_tree(self)
+
+    @property
+    def context_length(self) -> int | None:
+        """The positions the model was made for, where its config says so."""
+        length = getattr(self.config, "max_position_embeddings", None)
+        return length if isinstance(length, int) else None
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Trainable parameters by name, each tied one once."""
+        return {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+
+    def publish(self) -> int:
+        """Make the current weights the ones that are sampled from."""
+        self.version += 1
+        return self.version
+
+    def fingerprint(self) -> int:
+        """A number over all bits of the trainable weights; any update changes it."""
+        total = 0
+        for parameter in self.trainable().values():
+            bits = parameter.detach().view(torch.int32)
+            total += int(bits.sum(dtype=torch.int64).item())
+        return total
+
+    @contextlib.contextmanager
+    def precision(self) -> Iterator[None]:
+        """bf16 autocast over the fp32 weights, where it is on."""
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._autocast):
+            yield
+
+    def forward(self, **inputs: Any) -> Any:
+        """The model's own forward, in the policy's precision."""
+        with self.precision():
+            return self.model(**inputs)
+
+    # --- the reference -------------------------------------------------------------------
+
+    def freeze_reference(self) -> None:
+        """Remember the current trainable weights as the reference policy."""
+        self._reference = {n: p.detach().clone() for n, p in self.trainable().items()}
+
+    @property
+    def reference(self) -> Mapping[str, Tensor] | None:
+        return self._reference
+
+    def restore_reference(self, weights: Mapping[str, Tensor]) -> None:
+        self._reference = {n: t.to(self.device) for n, t in weights.items()}
+
+    @contextlib.contextmanager
+    def as_reference(self) -> Iterator[None]:
+        """Inside, the model computes with the reference weights."""
+        if self._reference is None:
+            raise RuntimeError("no reference was frozen")
+        self._swap(self._reference)
+        try:
+            yield
+        finally:
+            self._swap(self._reference)
+
+    def _swap(self, weights: dict[str, Tensor]) -> None:
+        for name, parameter in self.trainable().items():
+            parameter.data, weights[name] = weights[name], parameter.data
+
+
+def attention_mask(visible: Tensor, implementation: str) -> Tensor:
+    """A [1, 1, n, n] mask from `visible` [n, n] bool, in the form the attention takes."""
+    if implementation == "sdpa":
+        return visible[None, None]
+    mask = torch.zeros(visible.shape, dtype=torch.float32, device=visible.device)
+    return mask.masked_fill_(~visible, torch.finfo(torch.float32).min)[None, None]
+
+
+def _agrees_on_a_tree(policy: TorchPolicy) -> bool:
+    """Whether two branches of one tree get the logits that each gets as a plain sequence."""
+    from headrace.policy.tree import grow
+
+    vocabulary = int(policy.config.vocab_size)
+    trunk = np.arange(5, dtype=np.int32) % vocabulary
+    twigs = [np.array([7, 8], np.int32), np.array([9, 3], np.int32)]
+    tree = grow([np.concatenate([trunk, twig % vocabulary]) for twig in twigs])
+    visible = torch.from_numpy(tree.visible()).to(policy.device)
+    try:
+        with torch.inference_mode():
+            merged = policy.forward(
+                input_ids=torch.from_numpy(tree.ids).long().to(policy.device)[None],
+                attention_mask=attention_mask(visible, policy.config._attn_implementation),
+                position_ids=torch.from_numpy(tree.depth).to(policy.device)[None],
+                use_cache=False,
+            ).logits[0]
+            for path in tree.paths:
+                ids = torch.from_numpy(tree.ids[path]).long().to(policy.device)[None]
+                alone = policy.forward(input_ids=ids, use_cache=False).logits[0]
+                if not torch.allclose(merged[torch.from_numpy(path)], alone, rtol=2e-2, atol=2e-2):
+                    return False
+    except (TypeError, ValueError, RuntimeError, IndexError):
+        return False  # a forward that refuses a mask of ours has no trees
+    return True
+
+
+def _device(wanted: str) -> torch.device:
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ModelError(
+            "no CUDA device is available", where="model.device", hint='use device = "auto"'
+        )
+    return torch.device(wanted)
+
+
+def _wants_autocast(spec: ModelSpec, device: torch.device) -> bool:
+    if spec.autocast != "auto":
+        return spec.autocast == "bf16"
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported()
+    # Without native instructions bf16 is several times slower than fp32 on a CPU.
+    return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+
+
+def _with_adapter(model: nn.Module, spec: ModelSpec) -> nn.Module:
+    from peft import LoraConfig, get_peft_model
+
+    assert spec.lora is not None
+    targets = spec.lora.targets
+    config = LoraConfig(
+        r=spec.lora.rank,
+        lora_alpha=spec.lora.alpha,
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        lora_dropout=0.0,
+        task_type="CAUSAL_LM",
+    )
+    try:
+        return get_peft_model(cast("Any", model), config)
+    except ValueError as error:
+        raise ModelError(
+            f"the adapter does not fit this model: {error}",
+            where="model.lora.targets",
+            hint='targets = "all-linear" fits every model',
+        ) from error
