@@ -1,0 +1,71 @@
+"""The verifier `final-integer`: the last number in the text is the answer.
+
+One rule, so that a text can bet on one number only: listing every candidate ends in one of
+them. The last number must be a plain integer that is said as a result. A number that is part
+of something else (`9/3`, `7%`, `1e3`, `12:30`, `7th`), digits outside ASCII, and the last
+operand of an expression that was left standing (`0 + 4`) are no answer, and nor is the number
+before them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+
+from headrace.types import Task, Verdict, VerdictPart, VerifierRef
+
+__all__ = ["FinalInteger", "read_final_integer"]
+
+MAX_DIGITS = 18
+
+_TOKEN = re.compile(r"(?<![^\W_])\.?\d[\w.,/:]*(?:\s?\\?%)?")
+_INTEGER = re.compile(r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.0{1,18})?", re.ASCII)
+_OPERAND = re.compile(r"[\d)][ \t]*(?:[-+*/×÷·^]|\\times|\\cdot|\\div|\bx)[ \t(*$-]*$")
+_MINUS = re.compile(r"(?<!\w)-$")
+_MINUS_SIGNS = str.maketrans("−–﹣－", "----")
+_LOOK_BACK = 64
+
+
+def read_final_integer(text: str) -> int | None:
+    """The integer that ends `text`, or None if its last number is not a plain integer.
+
+    >>> read_final_integer("3 + 4 = 7, so the answer is **7**.")
+    7
+    >>> read_final_integer("It is \\\\boxed{-1,234.0}")
+    -1234
+    >>> read_final_integer("3 + 4") is None
+    True
+    """
+    text = text.translate(_MINUS_SIGNS).replace("{,}", ",").replace("\\,", ",")
+    tokens = deque(_TOKEN.finditer(text), maxlen=1)
+    if not tokens:
+        return None
+    token = tokens.pop()
+    digits = token.group().rstrip(".,:/_")
+    before = text[max(0, token.start() - _LOOK_BACK) : token.start()]
+    if not _INTEGER.fullmatch(digits) or _OPERAND.search(before):
+        return None
+    digits = digits.partition(".")[0].replace(",", "")
+    if len(digits) > MAX_DIGITS:
+        return None
+    return -int(digits) if _MINUS.search(before) else int(digits)
+
+
+class FinalInteger:
+    """1 if the text ends in the task's integer (`Task.answer`), else 0; never without a score."""
+
+    ref = VerifierRef("final-integer", "1")
+
+    def judge(self, task: Task, text: str) -> Verdict:
+        """Parts: `answer` 0 or 1, and `extracted` 0 or 1, which weighs nothing."""
+        said = read_final_integer(text)
+        right = float(said is not None and said == task.answer)
+        return Verdict(
+            score=right,
+            verifier=self.ref,
+            parts=(
+                VerdictPart("answer", right, 1.0),
+                VerdictPart("extracted", float(said is not None), 0.0),
+            ),
+            evidence="no final integer" if said is None else f"read {said}",
+        )
