@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Listener", "QuietListener", "StepLine"]
+__all__ = ["Listener", "QuietListener", "StageProgress", "StepLine"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,3 +83,31 @@ class QuietListener:
 
     def close(self) -> None:
         """Ignored."""
+
+
+class StageProgress:
+    """Work that reports in stages (`start`, `advance`, `finish`), told to a listener.
+
+    `start(0, label)` is a stage of unknown length.
+    """
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._label = ""
+        self._done = 0
+        self._total: int | None = None
+
+    def start(self, total: int, label: str) -> None:
+        self._label, self._done, self._total = label, 0, total or None
+        self._listener.progress(label, 0, self._total)
+
+    def advance(self, n: int) -> None:
+        """`n` more units; a stage that is longer than announced waits at its end."""
+        self._done += n
+        unfinished = self._total is None or self._done < self._total
+        if unfinished:
+            self._listener.progress(self._label, self._done, self._total)
+
+    def finish(self) -> None:
+        end = self._total or max(self._done, 1)
+        self._listener.progress(self._label, end, end)
