@@ -156,13 +156,13 @@ class Run:
                     self.step,
                     {
                         "domain": move.domain,
-                        "from_tier": move.from_tier,
-                        "to_tier": move.to_tier,
+                        "from_tier": move.before,
+                        "to_tier": move.after,
                         "pass_rate": move.pass_rate,
                     },
                 )
                 self.listener.note(
-                    f"{move.domain}: tier {move.from_tier} -> {move.to_tier} "
+                    f"{move.domain}: tier {move.before} -> {move.after} "
                     f"at a pass rate of {move.pass_rate:.2f}"
                 )
 

@@ -13,11 +13,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from types import FrameType
+from typing import cast
 
 import torch
 from pydantic import ValidationError
@@ -25,7 +26,7 @@ from pydantic import ValidationError
 from headrace import __version__
 from headrace.algorithms.control import EntropyController, KlController
 from headrace.data.packs import Catalogue
-from headrace.data.render import Renderer
+from headrace.data.render import Renderer, Tokenizer
 from headrace.data.source import TaskSource
 from headrace.environments.single_turn import SingleTurn
 from headrace.errors import HeadraceError, Interrupted, RunError
@@ -187,7 +188,7 @@ def _train(run: Run) -> str:
 
 
 @contextlib.contextmanager
-def _books(directory: RunDirectory, recipe: Recipe) -> Iterator[Books]:
+def _books(directory: RunDirectory, recipe: Recipe) -> Generator[Books]:
     with (
         EventLog(directory.events_path, strict=recipe.deterministic) as events,
         WaveLog(directory.trajectories_path) as waves,
@@ -209,7 +210,7 @@ def _assemble(
     sampler = TorchSampler(policy)
     player = SingleTurn(
         sampler=sampler,
-        renderer=Renderer(parts.loaded.tokenizer, parts.loaded.end_ids),
+        renderer=Renderer(cast("Tokenizer", parts.loaded.tokenizer), parts.loaded.end_ids),
         params=recipe.play.params(),
         seed=recipe.seed,
         system_prompt=recipe.play.system_prompt,
@@ -268,7 +269,7 @@ class StopRequested:
 
 
 @contextlib.contextmanager
-def _safe_stop(listener: Listener) -> Iterator[StopRequested]:
+def _safe_stop(listener: Listener) -> Generator[StopRequested]:
     """The first signal asks for a stop at the next safe point, a second one stops at once."""
     stop = StopRequested()
     if threading.current_thread() is not threading.main_thread():

@@ -22,7 +22,9 @@ def play_payload(trajectories: Sequence[Trajectory]) -> dict[str, Json]:
     lengths = np.array([t.sampled_tokens for t in trajectories])
     truncated = sum(t.ending == "truncated" for t in trajectories)
     return {
-        "reward": _distribution(scores, sum(t.verdict is not None and t.verdict.solved for t in trajectories)),
+        "reward": _distribution(
+            scores, sum(t.verdict is not None and t.verdict.solved for t in trajectories)
+        ),
         "length": {
             "mean": float(lengths.mean()),
             "p50": float(np.percentile(lengths, 50)),

@@ -183,15 +183,13 @@ def write_file(path: Path, text: str) -> None:
 def record_directory(directory: Path, source: str, progress: Progress) -> Manifest:
     """The manifest of a directory as it is now: its model files by size and digest.
 
-    Files of other kinds (`MODEL_FILES` lists the kinds) are no part of a model.
+    Subdirectories and files of other kinds (`MODEL_FILES` lists the kinds) are no part of it.
     """
-    paths = sorted({p for pattern in MODEL_FILES for p in directory.rglob(pattern) if p.is_file()})
-    paths = [path for path in paths if path.name != MANIFEST]
-    sizes = {path: path.stat().st_size for path in paths}
+    paths = sorted({path for pattern in MODEL_FILES for path in directory.glob(pattern)})
+    sizes = {path: path.stat().st_size for path in paths if path.name != MANIFEST}
     progress.start(sum(sizes.values()), "taking digests")
     files = tuple(
-        FileRecord(path.relative_to(directory).as_posix(), size, _sha256(path, progress.advance))
-        for path, size in sizes.items()
+        FileRecord(path.name, size, _sha256(path, progress.advance)) for path, size in sizes.items()
     )
     progress.finish()
     return Manifest(source=source, directory=directory, files=files, origin={})
@@ -285,7 +283,8 @@ def install(
             if (ready := _usable(entry)) is not None:
                 return ready
             _remove_work(building)
-            shutil.rmtree(entry, ignore_errors=True)
+            if entry.exists():
+                shutil.rmtree(entry)
             return _build(entry, building, source, fill, progress)
 
 

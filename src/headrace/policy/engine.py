@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Generator, Mapping
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -83,7 +85,7 @@ class TorchPolicy:
         return total
 
     @contextlib.contextmanager
-    def precision(self) -> Iterator[None]:
+    def precision(self) -> Generator[None]:
         """bf16 autocast over the fp32 weights, where it is on."""
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._autocast):
             yield
@@ -107,7 +109,7 @@ class TorchPolicy:
         self._reference = {n: t.to(self.device) for n, t in weights.items()}
 
     @contextlib.contextmanager
-    def as_reference(self) -> Iterator[None]:
+    def as_reference(self) -> Generator[None]:
         """Inside, the model computes with the reference weights."""
         if self._reference is None:
             raise RuntimeError("no reference was frozen")
@@ -173,7 +175,15 @@ def _wants_autocast(spec: ModelSpec, device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported()
     # Without native instructions bf16 is several times slower than fp32 on a CPU.
-    return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+    return _cpu_multiplies_bf16()
+
+
+def _cpu_multiplies_bf16() -> bool:
+    try:
+        flags = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+    return "avx512_bf16" in flags or "amx_bf16" in flags
 
 
 def _with_adapter(model: nn.Module, spec: ModelSpec) -> nn.Module:
@@ -183,13 +193,16 @@ def _with_adapter(model: nn.Module, spec: ModelSpec) -> nn.Module:
     targets = spec.lora.targets
     config = LoraConfig(
         r=spec.lora.rank,
-        lora_alpha=spec.lora.alpha,
+        lora_alpha=cast("int", spec.lora.alpha),
         target_modules=targets if isinstance(targets, str) else list(targets),
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
     )
     try:
-        return get_peft_model(cast("Any", model), config)
+        with warnings.catch_warnings():
+            # peft asks transformers a question under a name that transformers has renamed
+            warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*")
+            return get_peft_model(cast("Any", model), config)
     except ValueError as error:
         raise ModelError(
             f"the adapter does not fit this model: {error}",

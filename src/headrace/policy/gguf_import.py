@@ -11,30 +11,27 @@ layout; knows nothing of caches or downloads.
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from gguf import GGUFReader, ReaderTensor
 from gguf.quants import dequantize
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PretrainedConfig, PreTrainedTokenizerFast
+from transformers import LlamaConfig, PretrainedConfig, PreTrainedTokenizerFast
 
 from headrace.errors import ModelError
 from headrace.policy.cache import Progress, durable, require_space, write_file
 
 __all__ = ["import_gguf", "write_config", "write_tokenizer"]
 
-_ROOTS = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
+_Item = TypeVar("_Item")
+
 _BLOCK = {
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
@@ -48,6 +45,8 @@ _BLOCK = {
 }
 _SPECIAL_TYPES = (3, 4)
 """GGUF token types "control" and "user defined": matched before the text is split."""
+_TEXT_BYTES = 32 << 20
+"""Room for everything beside the weights."""
 
 
 def import_gguf(file: Path, directory: Path, *, progress: Progress) -> None:
@@ -56,16 +55,15 @@ def import_gguf(file: Path, directory: Path, *, progress: Progress) -> None:
     Raises ModelError for a damaged file or one of another architecture, tokenizer or tensor
     layout than those supported; StorageError where the disk is too small.
     """
-    reader = _open(file)
-    facts = _Facts(file, {name: field.contents() for name, field in reader.fields.items()})
+    facts, tensors = _read(file)
     _refuse_unsupported(facts)
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
     config = _config(facts, tied="output.weight" not in tensors)
-    plan = _plan(config, tensors, facts)
-    require_space(directory, sum(4 * int(np.prod(entry.shape)) for entry in plan) + (64 << 20))
+    plan = _plan(config, tensors, file)
+    tokenizer = _tokenizer(facts)
+    require_space(directory, sum(entry.bytes for entry in plan) + _TEXT_BYTES)
     write_config(config, directory)
     write_file(directory / "generation_config.json", _generation_config(facts))
-    write_tokenizer(_tokenizer(facts), directory)
+    write_tokenizer(tokenizer, directory)
     _write_weights(plan, directory / "model.safetensors", file, progress)
 
 
@@ -76,53 +74,88 @@ class _Facts:
     file: Path
     values: Mapping[str, Any]
 
-    def get(self, key: str, default: Any = None) -> Any:
-        return self.values.get(key, default)
+    def damaged(self, what: str) -> ModelError:
+        return ModelError(f"the GGUF file {what}", where=str(self.file))
 
-    def need(self, key: str) -> Any:
-        if key not in self.values:
-            raise ModelError(f"the GGUF file lacks {key}", where=str(self.file))
-        return self.values[key]
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self.values.get(key, default)
+        if not isinstance(value, str):
+            raise self.damaged(f"has no text under {key}")
+        return value
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """A positive integer."""
+        value = self.values.get(key, default)
+        if not isinstance(value, int) or value < 1:
+            raise self.damaged(f"has no positive integer under {key}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A positive number, as the shortest decimal that is it in single precision."""
+        value = self.values.get(key, default)
+        if not isinstance(value, float) or not 0 < value < float("inf"):
+            raise self.damaged(f"has no positive number under {key}")
+        return float(str(np.float32(value)))
+
+    def token_id(self, key: str) -> int | None:
+        value = self.values.get(f"tokenizer.ggml.{key}_token_id")
+        if value is None:
+            return None
+        if not isinstance(value, int) or not 0 <= value < len(
+            self.items("tokenizer.ggml.tokens", str)
+        ):
+            raise self.damaged(f"names a {key} token outside its vocabulary")
+        return value
+
+    def items(self, key: str, kind: type[_Item]) -> list[_Item]:
+        """A list that is not empty, all of one type."""
+        value = self.values.get(key)
+        if not isinstance(value, list) or not value:
+            raise self.damaged(f"has no list under {key}")
+        if not all(isinstance(item, kind) for item in value):
+            raise self.damaged(f"has other things than {kind.__name__} under {key}")
+        return value
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One tensor to write: its Hugging Face name and shape; `heads` > 0 where rows are rotary."""
+    """A tensor to write under its Hugging Face name; `heads` > 0 where its rows are rotary."""
 
     name: str
     shape: tuple[int, ...]
     heads: int
     tensor: ReaderTensor
 
+    @property
+    def bytes(self) -> int:
+        return 4 * math.prod(self.shape)
 
-def _open(file: Path) -> GGUFReader:
+
+def _read(file: Path) -> tuple[_Facts, dict[str, ReaderTensor]]:
     try:
-        return GGUFReader(file)
-    except (ValueError, IndexError, KeyError, OverflowError) as error:
+        reader = GGUFReader(file)
+        values = {name: field.contents() for name, field in reader.fields.items()}
+    except (ValueError, IndexError, KeyError, OverflowError, TypeError) as error:
         raise ModelError(
             f"not a readable GGUF file (truncated or damaged): {error}", where=str(file)
         ) from error
+    return _Facts(file, values), {tensor.name: tensor for tensor in reader.tensors}
 
 
 def _refuse_unsupported(facts: _Facts) -> None:
-    architecture = facts.need("general.architecture")
-    scaling = facts.get("llama.rope.scaling.type", "none")
-    found = {
-        "architecture": (architecture, architecture == "llama", "llama"),
-        "experts": (n := facts.get("llama.expert_count", 0), n == 0, "none (dense models)"),
-        "rope scaling": (scaling, scaling == "none", "none"),
-        "tokenizer": (
-            t := facts.need("tokenizer.ggml.model"),
-            t == "gpt2",
-            "gpt2 (byte-level BPE)",
-        ),
-        "pre-tokenizer": (
-            pre := facts.get("tokenizer.ggml.pre", "unstated"),
-            pre in _PRE_TOKENIZERS,
-            ", ".join(_PRE_TOKENIZERS),
-        ),
-    }
-    for what, (value, supported, known) in found.items():
+    scaling = facts.text("llama.rope.scaling.type", "none")
+    experts = facts.values.get("llama.expert_count", 0)
+    tokenizer = facts.text("tokenizer.ggml.model", "unstated")
+    split = facts.text("tokenizer.ggml.pre", "unstated")
+    architecture = facts.text("general.architecture")
+    found: tuple[tuple[str, object, bool, str], ...] = (
+        ("architecture", architecture, architecture == "llama", "llama"),
+        ("expert count", experts, experts == 0, "0 (dense models)"),
+        ("rope scaling", scaling, scaling == "none", "none"),
+        ("tokenizer", tokenizer, tokenizer == "gpt2", "gpt2 (byte-level BPE)"),
+        ("pre-tokenizer", split, split in _PRE_TOKENIZERS, ", ".join(_PRE_TOKENIZERS)),
+    )
+    for what, value, supported, known in found:
         if not supported:
             raise ModelError(
                 f"GGUF {what} {value!r} is not supported; supported: {known}",
@@ -132,74 +165,86 @@ def _refuse_unsupported(facts: _Facts) -> None:
 
 
 def _config(facts: _Facts, *, tied: bool) -> LlamaConfig:
-    width, heads = facts.need("llama.embedding_length"), facts.need("llama.attention.head_count")
+    width, heads = facts.count("llama.embedding_length"), facts.count("llama.attention.head_count")
+    groups = facts.count("llama.attention.head_count_kv", heads)
+    head = facts.count("llama.attention.key_length", max(width // heads, 1))
+    if width % heads or heads % groups or head % 2:
+        raise facts.damaged(f"divides width {width} into {heads} heads and {groups} groups")
+    if facts.count("llama.rope.dimension_count", head) != head:
+        raise facts.damaged("rotates only part of each head, which is not supported")
     return LlamaConfig(
         architectures=["LlamaForCausalLM"],
-        vocab_size=len(facts.need("tokenizer.ggml.tokens")),
+        vocab_size=len(facts.items("tokenizer.ggml.tokens", str)),
         hidden_size=width,
-        intermediate_size=facts.need("llama.feed_forward_length"),
-        num_hidden_layers=facts.need("llama.block_count"),
+        intermediate_size=facts.count("llama.feed_forward_length"),
+        num_hidden_layers=facts.count("llama.block_count"),
         num_attention_heads=heads,
-        num_key_value_heads=facts.get("llama.attention.head_count_kv", heads),
-        head_dim=facts.get("llama.attention.key_length", width // heads),
-        max_position_embeddings=facts.need("llama.context_length"),
-        rms_norm_eps=_shortest(facts.need("llama.attention.layer_norm_rms_epsilon")),
+        num_key_value_heads=groups,
+        head_dim=head,
+        max_position_embeddings=facts.count("llama.context_length"),
+        rms_norm_eps=facts.number("llama.attention.layer_norm_rms_epsilon"),
         rope_parameters={
             "rope_type": "default",
-            "rope_theta": _shortest(facts.get("llama.rope.freq_base", 10000.0)),
+            "rope_theta": facts.number("llama.rope.freq_base", 10000.0),
         },
         tie_word_embeddings=tied,
-        bos_token_id=facts.get("tokenizer.ggml.bos_token_id"),
-        eos_token_id=facts.need("tokenizer.ggml.eos_token_id"),
-        pad_token_id=facts.get("tokenizer.ggml.padding_token_id"),
+        bos_token_id=facts.token_id("bos"),
+        eos_token_id=facts.token_id("eos"),
+        pad_token_id=facts.token_id("padding"),
         dtype="float32",
     )
 
 
-def _shortest(value: float) -> float:
-    """The shortest decimal that is this value in single precision (9.99999974e-06: 1e-05)."""
-    return float(str(np.float32(value)))
-
-
-def _plan(config: LlamaConfig, tensors: Mapping[str, ReaderTensor], facts: _Facts) -> list[_Entry]:
+def _plan(config: LlamaConfig, tensors: Mapping[str, ReaderTensor], file: Path) -> list[_Entry]:
     """Which tensor becomes which parameter; every parameter filled once, no tensor left over."""
-    with torch.device("meta"):
-        wanted = dict(LlamaForCausalLM(config).named_parameters())
+    wanted = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}
+    if not config.tie_word_embeddings:
+        wanted["output"] = "lm_head"
+    if config.num_hidden_layers * len(_BLOCK) > len(tensors):
+        raise ModelError(
+            f"the GGUF file lacks tensors: {len(tensors)} for {config.num_hidden_layers} layers",
+            where=str(file),
+        )
+    for layer in range(config.num_hidden_layers):
+        for kind, module in _BLOCK.items():
+            wanted[f"blk.{layer}.{kind}"] = f"model.layers.{layer}.{module}"
+    names = {f"{ours}.weight": f"{theirs}.weight" for ours, theirs in wanted.items()}
+    for lacking in sorted(names.keys() - tensors.keys()):
+        raise ModelError(f"the GGUF file lacks the tensor {lacking}", where=str(file))
+    for unknown in sorted(tensors.keys() - names.keys()):
+        raise ModelError(
+            f"the GGUF tensor {unknown} has no place in a plain llama model", where=str(file)
+        )
     plan: list[_Entry] = []
     for name, tensor in tensors.items():
-        target = _target(name)
-        shape = tuple(int(n) for n in reversed(tensor.shape))
-        parameter = wanted.pop(target, None) if target else None
-        if parameter is None or target is None:
+        kind = name.removesuffix(".weight").rpartition(".")[2]
+        shape, expected = tuple(int(n) for n in reversed(tensor.shape)), _shape(kind, config)
+        if shape != expected:
             raise ModelError(
-                f"the GGUF tensor {name} has no place in a llama model", where=str(facts.file)
+                f"the GGUF tensor {name} has shape {shape}, not {expected}", where=str(file)
             )
-        if shape != tuple(parameter.shape):
-            raise ModelError(
-                f"the GGUF tensor {name} has shape {shape}, not {tuple(parameter.shape)}",
-                where=str(facts.file),
-            )
-        heads = {
-            "self_attn.q_proj": config.num_attention_heads,
-            "self_attn.k_proj": config.num_key_value_heads,
-        }.get(target.removesuffix(".weight").partition("layers.")[2].partition(".")[2], 0)
-        plan.append(_Entry(target, shape, int(heads or 0), tensor))
-    if wanted:
-        raise ModelError(
-            f"the GGUF file lacks {len(wanted)} tensors, {min(wanted)} among them",
-            where=str(facts.file),
-        )
+        heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+        plan.append(_Entry(names[name], shape, heads.get(kind) or 0, tensor))
     return plan
 
 
-def _target(name: str) -> str | None:
-    if name in _ROOTS:
-        return _ROOTS[name]
-    match name.split("."):
-        case ["blk", layer, kind, "weight"] if layer.isdecimal() and kind in _BLOCK:
-            return f"model.layers.{int(layer)}.{_BLOCK[kind]}.weight"
-        case _:
-            return None
+def _shape(kind: str, config: LlamaConfig) -> tuple[int, ...]:
+    """The shape of a tensor by the last part of its name: [out, in], or [width]."""
+    width, inner = config.hidden_size, config.intermediate_size
+    head = config.head_dim or width // config.num_attention_heads
+    queries = config.num_attention_heads * head
+    keys = (config.num_key_value_heads or config.num_attention_heads) * head
+    return {
+        "token_embd": (config.vocab_size, width),
+        "output": (config.vocab_size, width),
+        "attn_q": (queries, width),
+        "attn_k": (keys, width),
+        "attn_v": (keys, width),
+        "attn_output": (width, queries),
+        "ffn_gate": (inner, width),
+        "ffn_up": (inner, width),
+        "ffn_down": (width, inner),
+    }.get(kind, (width,))
 
 
 # --- weights -------------------------------------------------------------------------------
@@ -210,13 +255,12 @@ def _write_weights(plan: Sequence[_Entry], path: Path, file: Path, progress: Pro
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for entry in plan:
-        size = 4 * int(np.prod(entry.shape))
         header[entry.name] = {
             "dtype": "F32",
             "shape": list(entry.shape),
-            "data_offsets": [offset, offset + size],
+            "data_offsets": [offset, offset + entry.bytes],
         }
-        offset += size
+        offset += entry.bytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     progress.start(len(plan), "converting tensors")
@@ -275,43 +319,46 @@ _PRE_TOKENIZERS = {"smollm": _smollm, "gpt-2": _gpt2}
 
 
 def _tokenizer(facts: _Facts) -> PreTrainedTokenizerFast:
-    tokens: list[str] = facts.need("tokenizer.ggml.tokens")
-    types: list[int] = facts.need("tokenizer.ggml.token_type")
-    merges = [tuple(merge.split(" ")) for merge in facts.need("tokenizer.ggml.merges")]
-    if len(types) != len(tokens) or len(set(tokens)) != len(tokens):
-        raise ModelError("the GGUF vocabulary contradicts itself", where=str(facts.file))
-    try:
-        backend = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges))
-    except ValueError as error:
-        raise ModelError(f"the GGUF merges are damaged: {error}", where=str(facts.file)) from error
-    backend.pre_tokenizer = _PRE_TOKENIZERS[facts.need("tokenizer.ggml.pre")]()
+    tokens, types = (
+        facts.items("tokenizer.ggml.tokens", str),
+        facts.items("tokenizer.ggml.token_type", int),
+    )
+    ids = {token: id for id, token in enumerate(tokens)}
+    if len(types) != len(tokens) or len(ids) != len(tokens):
+        raise facts.damaged("has a vocabulary that contradicts itself")
+    merges: list[tuple[str, str]] = []
+    for merge in facts.items("tokenizer.ggml.merges", str):
+        left, _, right = merge.partition(" ")
+        if not {left, right, left + right} <= ids.keys():
+            raise facts.damaged(f"merges {merge!r}, which is not in its vocabulary")
+        merges.append((left, right))
+    backend = Tokenizer(models.BPE(vocab=ids, merges=merges))
+    backend.pre_tokenizer = _PRE_TOKENIZERS[facts.text("tokenizer.ggml.pre")]()
     backend.decoder = decoders.ByteLevel()
-
-    def token(key: str) -> str | None:
-        id = facts.get(f"tokenizer.ggml.{key}_token_id")
-        return None if id is None else tokens[id]
-
+    named = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,
-        bos_token=token("bos"),
-        eos_token=token("eos"),
-        unk_token=token("unknown"),
-        pad_token=token("padding"),
         extra_special_tokens=[
-            t for t, kind in zip(tokens, types, strict=True) if kind in _SPECIAL_TYPES
+            token for token, kind in zip(tokens, types, strict=True) if kind in _SPECIAL_TYPES
         ],
+        **{
+            f"{name}_token": tokens[id]
+            for name, key in named.items()
+            if (id := facts.token_id(key)) is not None
+        },
     )
-    tokenizer.chat_template = facts.get("tokenizer.chat_template")
+    if "tokenizer.chat_template" in facts.values:
+        tokenizer.chat_template = facts.text("tokenizer.chat_template")
     return tokenizer
 
 
 def _generation_config(facts: _Facts) -> str:
-    ends = [facts.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot")]
+    ends = [facts.token_id(key) for key in ("eos", "eot")]
     return _json(
         {
-            "bos_token_id": facts.get("tokenizer.ggml.bos_token_id"),
-            "eos_token_id": list(dict.fromkeys(end for end in ends if end is not None)),
-            "pad_token_id": facts.get("tokenizer.ggml.padding_token_id"),
+            "bos_token_id": facts.token_id("bos"),
+            "eos_token_id": [*dict.fromkeys(end for end in ends if end is not None)],
+            "pad_token_id": facts.token_id("padding"),
         }
     )
 

@@ -26,9 +26,11 @@ class RowLayer(DynamicLayer):
         self.is_initialized = True
         self._expose()
 
-    def _expose(self) -> None:
-        self.keys = self._keys[:, :, : self._length]
-        self.values = self._values[:, :, : self._length]
+    def _expose(self) -> tuple[Tensor, Tensor]:
+        keys = self._keys[:, :, : self._length]
+        values = self._values[:, :, : self._length]
+        self.keys, self.values = keys, values
+        return keys, values
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
@@ -40,8 +42,7 @@ class RowLayer(DynamicLayer):
         self._keys[:, :, self._length : end] = key_states
         self._values[:, :, self._length : end] = value_states
         self._length = end
-        self._expose()
-        return self.keys, self.values
+        return self._expose()
 
     def batch_select_indices(self, indices: Tensor) -> None:
         self._keys = self._keys[indices]
@@ -63,10 +64,11 @@ def rows_of_trees(trees: Sequence[tuple[Cache, Tensor]], room: int) -> Cache:
     of the rows it holds; lengths are equal over all entries. Padding may point at any node,
     since padded positions are masked.
     """
-    layers: list[RowLayer] = []
+    layers: list[Any] = []
     for index in range(len(trees[0][0].layers)):
-        keys = [_pick(cache.layers[index].keys, nodes) for cache, nodes in trees]
-        values = [_pick(cache.layers[index].values, nodes) for cache, nodes in trees]
+        held: list[Any] = [cache.layers[index] for cache, _ in trees]
+        keys = [_pick(layer.keys, nodes) for layer, (_, nodes) in zip(held, trees, strict=True)]
+        values = [_pick(layer.values, nodes) for layer, (_, nodes) in zip(held, trees, strict=True)]
         layers.append(RowLayer(torch.cat(keys), torch.cat(values), room))
     return Cache(layers=layers)
 

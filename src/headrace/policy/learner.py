@@ -142,7 +142,7 @@ class TorchLearner:
             raise NumericalError(
                 "the update changed no weight",
                 where=f"optimizer step {self._steps + 1}, gradient norm {norm:.3g}",
-                hint="raise learner.learning_rate; in fp32 an update below 6e-8 of a weight is lost",
+                hint="raise learner.learning_rate; fp32 loses an update below 6e-8 of a weight",
             )
         self._steps += 1
         return UpdateReport(gradient_norm=norm, learning_rate=rate, optimizer_step=self._steps)
@@ -236,7 +236,7 @@ class TorchLearner:
             return
         weights = load_file(directory / "model" / "model.safetensors")
         if weights.keys() != parameters.keys():
-            odd = sorted(weights.keys() ^ parameters.keys())[0]
+            odd = min(weights.keys() ^ parameters.keys())
             raise ValueError(f"the checkpoint and the model disagree about {odd}")
         with torch.no_grad():
             for name, parameter in parameters.items():

