@@ -1,0 +1,324 @@
+"""The reward curve and the small charts that say whether training is healthy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from headrace.observe.report.gather import Material, Move
+from headrace.observe.report.markup import Html, join, tag
+from headrace.observe.report.parts import absent, section, table
+from headrace.observe.report.plots import Axis, Band, Chart, Dots, Line, Mark, chart
+from headrace.observe.report.values import brief, fixed, number
+from headrace.store.events import Event
+
+__all__ = ["chart_steps", "curves", "health"]
+
+_Values = list[float | None]
+
+
+def curves(material: Material) -> Html:
+    """The section of the reward curve."""
+    title = "Reward over the steps"
+    if not material.steps:
+        return section("reward", title, absent("No training step has finished yet."))
+    axis = _axis(material)
+    columns = _Columns(material, axis)
+    mean, stderr = columns.of("reward", "mean"), columns.of("reward", "stderr")
+    moves = material.moves
+    several = len({move.domain for move in moves}) > 1
+    spec = Chart(
+        title=title,
+        label=_described("Mean reward", columns.steps, mean),
+        lines=(
+            Line(name="mean reward", values=mean),
+            Line(name="share solved", values=columns.of("reward", "solved"), tone="second"),
+        ),
+        bands=(
+            Band(
+                name="middle 80 % of attempts",
+                low=columns.of("reward", "p10"),
+                high=columns.of("reward", "p90"),
+                tone="far",
+            ),
+            Band(name="± 1 standard error", low=_sum(mean, stderr, -1), high=_sum(mean, stderr, 1)),
+        ),
+        dots=_heldout_dots(material, axis),
+        marks=tuple(Mark(step=move.step, label=_label(move, several)) for move in moves),
+        low=0.0,
+        high=1.0,
+    )
+    return section(
+        "reward",
+        title,
+        tag("figure", chart(spec, axis), class_="wide"),
+        _moves(moves),
+        lead=join(
+            [
+                "The mean score of the attempts the model was trained on. ",
+                "Dashed lines mark a change of difficulty: there the reward may fall, for the "
+                "tasks became harder. "
+                if moves
+                else None,
+                _pooled(axis),
+            ]
+        ),
+    )
+
+
+def _heldout_dots(material: Material, axis: Axis) -> tuple[Dots, ...]:
+    at = {evaluation.step: evaluation for evaluation in material.evaluations}
+    if not at:
+        return ()
+    found = [at.get(step) for step in axis.steps]
+    return (
+        Dots(
+            name="held-out",
+            values=[e.score if e else None for e in found],
+            low=[e.low if e else None for e in found],
+            high=[e.high if e else None for e in found],
+        ),
+    )
+
+
+def _label(move: Move, several: bool) -> str:
+    tiers = f"{_tier(move.from_tier)}→{_tier(move.to_tier)}"
+    return f"{move.domain} {tiers}" if several else f"tier {tiers}"
+
+
+def _tier(tier: int | None) -> str:
+    return "?" if tier is None else str(tier)
+
+
+def _moves(moves: Sequence[Move]) -> Html | None:
+    if not moves:
+        return None
+    rows = [
+        [
+            f"{move.step:,}",
+            tag("bdi", move.domain),
+            f"{_tier(move.from_tier)} → {_tier(move.to_tier)}",
+            fixed(move.pass_rate),
+        ]
+        for move in moves
+    ]
+    return tag(
+        "details",
+        tag("summary", f"All changes of difficulty ({len(moves):,})"),
+        table(["Step", "Domain", "Tier", "At a pass rate of"], rows),
+    )
+
+
+# --- columns -------------------------------------------------------------------------------
+
+
+def chart_steps(material: Material) -> list[int]:
+    """The step of each point of every chart, for the readout of the page's script."""
+    return _axis(material).points if material.steps else []
+
+
+def _axis(material: Material) -> Axis:
+    """Every step with an event or an evaluation."""
+    steps = {event.step for event in material.steps} | {e.step for e in material.evaluations}
+    ordered = tuple(sorted(steps))
+    return Axis(steps=ordered, first=ordered[0], last=ordered[-1])
+
+
+def _pooled(axis: Axis) -> str | None:
+    if axis.width <= 1:
+        return None
+    return f"Each point stands for {axis.width} steps: their mean, or for maxima their maximum."
+
+
+class _Columns:
+    """Numbers of the step events, one for each step of the axis; None where not measured."""
+
+    def __init__(self, material: Material, axis: Axis) -> None:
+        self.steps = axis.steps
+        events = {event.step: event for event in material.steps}
+        self._events = [events.get(step) for step in axis.steps]
+
+    def by(self, read: Callable[[Event], float | None]) -> _Values:
+        return [None if event is None else read(event) for event in self._events]
+
+    def of(self, *path: str) -> _Values:
+        return self.by(lambda event: number(event.payload, *path))
+
+    def timing(self, name: str) -> _Values:
+        return self.by(lambda event: number(dict(event.timing), name))
+
+
+def _sum(values: _Values, spread: _Values, sign: int) -> _Values:
+    return [
+        None if v is None or s is None else v + sign * s
+        for v, s in zip(values, spread, strict=True)
+    ]
+
+
+def _described(name: str, steps: Sequence[int], values: _Values) -> str:
+    """What a chart shows, for people who do not see it."""
+    known = [(step, v) for step, v in zip(steps, values, strict=True) if v is not None]
+    if not known:
+        return f"{name}: not measured"
+    (first, start), (last, end) = known[0], known[-1]
+    low, high = min(v for _, v in known), max(v for _, v in known)
+    return (
+        f"{name}: {brief(start)} in step {first}, {brief(end)} in step {last}; "
+        f"lowest {brief(low)}, highest {brief(high)}"
+    )
+
+
+# --- health --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Vital:
+    """A small chart: its lines and what a good one looks like."""
+
+    title: str
+    unit: str
+    good: str
+    lines: tuple[Line, ...]
+    high: float | None = None
+
+
+def health(material: Material) -> Html:
+    """The section of small charts."""
+    title = "Is training healthy?"
+    if not material.steps:
+        return section("health", title, absent("There are no steps to judge by yet."))
+    axis = _axis(material)
+    columns = _Columns(material, axis)
+    figures: list[Html] = []
+    unmeasured: list[str] = []
+    for vital in [*_policy_vitals(columns), *_sample_vitals(columns), *_machine_vitals(columns)]:
+        if all(value is None for line in vital.lines for value in line.values):
+            unmeasured.append(vital.title)
+        else:
+            figures.append(_figure(vital, axis))
+    return section(
+        "health",
+        title,
+        tag("div", *figures, class_="grid"),
+        tag("p", f"Not measured in this run: {', '.join(unmeasured)}.", class_="note")
+        if unmeasured
+        else None,
+        lead="Numbers beside the names are of the latest step, or of the step you point at.",
+    )
+
+
+def _figure(vital: _Vital, axis: Axis) -> Html:
+    spec = Chart(
+        title=vital.title,
+        label=_described(vital.title, axis.steps, list(vital.lines[0].values)),
+        lines=vital.lines,
+        low=0.0,
+        high=vital.high,
+    )
+    unit = tag("small", vital.unit) if vital.unit else None
+    head = tag("h3", vital.title, " ", unit)
+    return tag("figure", head, chart(spec, axis), tag("figcaption", vital.good))
+
+
+def _policy_vitals(columns: _Columns) -> list[_Vital]:
+    return [
+        _Vital(
+            "Distance to the reference",
+            "nats per token",
+            "Grows slowly and levels off. A sudden climb: the model runs away from what it knew.",
+            (Line(name="KL", values=columns.of("kl_reference")),),
+        ),
+        _Vital(
+            "Entropy",
+            "nats per token",
+            "Falls gently. Near zero the attempts are all alike and nothing is left to learn from.",
+            (Line(name="entropy", values=columns.of("entropy")),),
+        ),
+        _Vital(
+            "Gradient norm",
+            "before clipping",
+            "Steady. Spikes come before trouble; a flat zero means no learning.",
+            (Line(name="norm", values=columns.of("gradient_norm"), pool="max"),),
+        ),
+        _Vital(
+            "Clipped tokens",
+            "share",
+            "Small, below a tenth. More: the updates are too large for the data they rest on.",
+            (Line(name="clipped", values=columns.of("clipped_share")),),
+        ),
+        _Vital(
+            "Largest probability ratio",
+            "learner / sampler",
+            "Near 1. Large values say that single tokens moved far in one step.",
+            (
+                Line(name="largest", values=columns.of("ratio_max"), pool="max"),
+                Line(name="mean", values=columns.of("ratio_mean"), tone="second"),
+            ),
+        ),
+        _Vital(
+            "Sampler against learner",
+            "nats per token",
+            "Almost zero: both must agree on the probabilities of what was sampled.",
+            (Line(name="KL", values=columns.of("kl_behaviour")),),
+        ),
+    ]
+
+
+def _sample_vitals(columns: _Columns) -> list[_Vital]:
+    return [
+        _Vital(
+            "Length of an attempt",
+            "tokens",
+            "Whatever the tasks need. Racing to the limit, or collapsing, are both bad signs.",
+            (
+                Line(name="mean", values=columns.of("length", "mean")),
+                Line(name="95th percentile", values=columns.of("length", "p95"), tone="second"),
+            ),
+        ),
+        _Vital(
+            "Cut at the token limit",
+            "share of attempts",
+            "Falls to near zero. An attempt that is cut rarely earns anything.",
+            (Line(name="cut", values=columns.of("truncated")),),
+            high=1.0,
+        ),
+        _Vital(
+            "Groups with a spread",
+            "share of groups",
+            "Well above zero. Only groups whose attempts score differently teach anything.",
+            (Line(name="with a spread", values=columns.by(_spread)),),
+            high=1.0,
+        ),
+        _Vital(
+            "Not judged",
+            "attempts a step",
+            "Zero. These attempts could not be scored, and do not count as wrong.",
+            (Line(name="not judged", values=columns.of("credit", "unscored"), pool="max"),),
+        ),
+    ]
+
+
+def _machine_vitals(columns: _Columns) -> list[_Vital]:
+    return [
+        _Vital(
+            "Time of a step",
+            "seconds",
+            "Steady. Playing usually takes the larger part.",
+            (
+                Line(name="play", values=columns.timing("play")),
+                Line(name="learn", values=columns.timing("learn"), tone="second"),
+            ),
+        ),
+        _Vital(
+            "Speed",
+            "sampled tokens per second",
+            "Steady; it follows the length of the attempts.",
+            (Line(name="tokens/s", values=columns.timing("tokens_per_second")),),
+        ),
+    ]
+
+
+def _spread(event: Event) -> float | None:
+    groups = number(event.payload, "credit", "groups")
+    spread = number(event.payload, "credit", "with_spread")
+    return spread / groups if groups and spread is not None else None

@@ -1,0 +1,291 @@
+"""What a report is made of: everything a run directory says, read leniently.
+
+A piece that is missing or damaged becomes a sentence in `problems`; it never stops the rest.
+Knows the store and the layout of evaluation files; nothing of how a page looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from headrace.errors import HeadraceError
+from headrace.observe.report.values import integer, mapping, number, text
+from headrace.store.events import Event, read_events
+from headrace.store.files import read_json
+from headrace.store.runs import RunDirectory, RunStatus, recipe_title
+from headrace.store.summary import RunSummary, summarise
+from headrace.store.trajectories import WaveLog
+from headrace.types import Json, Trajectory
+
+__all__ = ["Comparison", "Evaluation", "Item", "Material", "Move", "StepAttempts", "gather"]
+
+SUITE = "heldout"
+_LAST_STEP = 10**12
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One held-out task as one evaluation saw it; `score` None was not judged."""
+
+    task: str
+    domain: str
+    tier: int | None
+    prompt: str
+    answer: Json
+    completion: str
+    score: float | None
+    tokens: int | None
+    truncated: bool
+    evidence: str
+
+    @property
+    def solved(self) -> bool:
+        return self.score is not None and self.score >= 0.999
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """An evaluation event: mean score in [0, 1] with its interval over `n` judged tasks."""
+
+    step: int
+    score: float | None
+    low: float | None
+    high: float | None
+    n: int | None
+    unscored: int | None
+    truncated: float | None
+    by_domain: Mapping[str, Json]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """The paired difference after - before, as the run recorded it."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+    n: int | None
+    gained: int | None
+    lost: int | None
+    confidence: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """A domain climbed or descended its ladder during a step."""
+
+    step: int
+    domain: str
+    from_tier: int | None
+    to_tier: int | None
+    pass_rate: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepAttempts:
+    """All attempts of one step, by group."""
+
+    step: int
+    groups: list[list[Trajectory]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Material:
+    """A run as far as it could be read.
+
+    `before` and `after` are the items of the first and the last evaluation; `after` is None
+    while there is only one. `played` holds the first and the last step's attempts.
+    """
+
+    path: Path
+    name: str
+    recipe_name: str
+    model: str
+    status: RunStatus | None
+    recipe: Json
+    env: Mapping[str, Json]
+    events: list[Event]
+    steps: list[Event]
+    evaluations: list[Evaluation]
+    comparison: Comparison | None
+    moves: list[Move]
+    before: list[Item] | None
+    after: list[Item] | None
+    played: list[StepAttempts]
+    summary: RunSummary | None
+    problems: list[str]
+
+    @property
+    def confidence(self) -> float:
+        return number(self.recipe, "evaluate", "confidence") or 0.95
+
+    def last(self, kind: str) -> Event | None:
+        """The latest event of a kind."""
+        return next((event for event in reversed(self.events) if event.kind == kind), None)
+
+
+def gather(path: Path) -> Material:
+    """Read a run directory. Raises RunError if `path` is none; nothing else that is damaged."""
+    run = RunDirectory.open(path)
+    problems: list[str] = []
+    recipe = _attempt(run.recipe, problems, "The recipe")
+    env = _attempt(run.env, problems, "The environment")
+    status = _attempt(run.status, problems, "The status")
+    events = _attempt(lambda: _events(run), problems, "The event log") or []
+    evaluations = [
+        _evaluation(event)
+        for event in events
+        if event.kind == "evaluation" and event.payload.get("suite") == SUITE
+    ]
+    first, last = _ends(run, evaluations)
+    title = recipe_title(recipe)
+    return Material(
+        path=path,
+        name=run.name,
+        recipe_name=title.name or run.name,
+        model=title.model or "unknown model",
+        status=status,
+        recipe=recipe,
+        env=mapping(env),
+        events=events,
+        steps=[event for event in events if event.kind == "step"],
+        evaluations=evaluations,
+        comparison=_comparison(events),
+        moves=[_move(event) for event in events if event.kind == "curriculum"],
+        before=_items(run, first, problems),
+        after=_items(run, last, problems),
+        played=_attempt(lambda: _played(run, events), problems, "The attempts") or [],
+        summary=_attempt(lambda: summarise(run), problems=[], what=""),
+        problems=problems,
+    )
+
+
+def _attempt(read: Callable[[], _T], problems: list[str], what: str) -> _T | None:
+    """What `read` gives, or None and a sentence."""
+    try:
+        return read()
+    except HeadraceError as error:
+        problems.append(f"{what} could not be read: {error}.")
+        return None
+
+
+def _events(run: RunDirectory) -> list[Event]:
+    """The history; a step that no run could reach is no step."""
+    return [event for event in read_events(run.events_path) if 0 <= event.step <= _LAST_STEP]
+
+
+# --- events --------------------------------------------------------------------------------
+
+
+def _evaluation(event: Event) -> Evaluation:
+    said = event.payload
+    return Evaluation(
+        step=event.step,
+        score=number(said, "score"),
+        low=number(said, "low"),
+        high=number(said, "high"),
+        n=integer(said, "n"),
+        unscored=integer(said, "unscored"),
+        truncated=number(said, "truncated"),
+        by_domain=mapping(said, "by_domain"),
+    )
+
+
+def _comparison(events: Sequence[Event]) -> Comparison | None:
+    found = [e.payload for e in events if e.kind == "comparison"]
+    if not found or number(found[-1], "value") is None:
+        return None
+    said = found[-1]
+    return Comparison(
+        value=number(said, "value"),
+        low=number(said, "low"),
+        high=number(said, "high"),
+        n=integer(said, "n"),
+        gained=integer(said, "gained"),
+        lost=integer(said, "lost"),
+        confidence=number(said, "confidence") or 0.95,
+    )
+
+
+def _move(event: Event) -> Move:
+    said = event.payload
+    return Move(
+        step=event.step,
+        domain=text(said, "domain"),
+        from_tier=integer(said, "from_tier"),
+        to_tier=integer(said, "to_tier"),
+        pass_rate=number(said, "pass_rate"),
+    )
+
+
+# --- evaluations ---------------------------------------------------------------------------
+
+
+def _ends(run: RunDirectory, evaluations: Sequence[Evaluation]) -> tuple[Path | None, Path | None]:
+    """The files of the first and the last evaluation; the last is None if it is the first."""
+    folder = run.evals_path / SUITE
+    steps = sorted({evaluation.step for evaluation in evaluations})
+    if not steps:
+        return None, None
+    files = [folder / f"step_{step:06d}.json" for step in (steps[0], steps[-1])]
+    return files[0], files[1] if len(steps) > 1 else None
+
+
+def _items(run: RunDirectory, path: Path | None, problems: list[str]) -> list[Item] | None:
+    if path is None:
+        return None
+    where = path.relative_to(run.path)
+    value = _attempt(lambda: read_json(path), problems, f"The evaluation {where}")
+    listed = value.get("items") if isinstance(value, dict) else None
+    if value is not None and not isinstance(listed, list):
+        problems.append(f"The evaluation {where} does not hold a list of items.")
+    if not isinstance(listed, list):
+        return None
+    return [_item(entry) for entry in listed if isinstance(entry, dict)]
+
+
+def _item(entry: Mapping[str, Json]) -> Item:
+    return Item(
+        task=text(entry, "task"),
+        domain=text(entry, "domain"),
+        tier=integer(entry, "tier"),
+        prompt=text(entry, "prompt"),
+        answer=entry.get("answer"),
+        completion=text(entry, "completion"),
+        score=number(entry, "score"),
+        tokens=integer(entry, "tokens"),
+        truncated=entry.get("truncated") is True,
+        evidence=text(entry, "evidence"),
+    )
+
+
+# --- attempts ------------------------------------------------------------------------------
+
+
+def _played(run: RunDirectory, events: Sequence[Event]) -> list[StepAttempts]:
+    """The first and the last step that has attempts in the history."""
+    known = {text(event.payload, "wave") for event in events if event.kind == "wave"}
+    with WaveLog(run.trajectories_path, read_only=True) as log:
+        by_step: dict[int, list[str]] = {}
+        written = log.keys()
+        for key in written:
+            head = key.partition(":")[0]
+            if head.isdecimal() and len(head) < 16 and (key in known or not known):
+                by_step.setdefault(int(head), []).append(key)
+        ends = sorted(by_step)
+        return [
+            _step_attempts(log, step, by_step[step]) for step in dict.fromkeys(ends[:1] + ends[-1:])
+        ]
+
+
+def _step_attempts(log: WaveLog, step: int, keys: Sequence[str]) -> StepAttempts:
+    groups: dict[str, list[Trajectory]] = {}
+    for wave in log.iterate(keys):
+        for trajectory in wave.trajectories:
+            groups.setdefault(trajectory.group, []).append(trajectory)
+    return StepAttempts(step=step, groups=list(groups.values()))
