@@ -399,7 +399,7 @@ def _read_turn(fields: _Object) -> Turn:
 
 def _read_span(value: Json) -> VersionSpan:
     match value:
-        case [int() as version, int() as count] if count >= 0:
+        case [version, count] if type(version) is int and type(count) is int and count >= 0:
             return VersionSpan(version, count)
         case _:
             raise ValueError(f"a version span is [version, count], not {value!r:.40}")

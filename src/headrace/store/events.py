@@ -1,8 +1,8 @@
 """The event log of a run: append-only JSON lines, acknowledged once they are on the disk.
 
 A line is `{"seq", "kind", "step", ...payload, "crc", "time", "timing"}`. Whatever may differ
-between two identical runs lives only under `time` and `timing`; `crc` covers the bytes before
-it. `seq` counts the events of the run's history from 0.
+between two identical runs lives only under `time` and `timing`; `crc` is the CRC-32 of the
+bytes before it. `seq` counts the events of the run's history from 0.
 
 A resumed run replays: the cursor goes back to the checkpoint's `seq`, and events appended
 again are compared with the recorded ones and not written twice. Where they differ, a strict
@@ -104,27 +104,43 @@ def _scan(path: Path, *, keep_events: bool) -> _Scan:
     """Offsets of the history's lines, its events if asked for, and where valid data ends."""
     scan = _Scan()
     with storage_guard(path, verb="read"):
-        data = path.read_bytes() if path.exists() else b""
-    lines = data.split(b"\n")
-    unfinished = len(lines[-1])
-    for number, line in enumerate(lines[:-1], start=1):
+        if not path.exists():
+            return scan
+        with path.open("rb") as file:
+            lines = file.readlines()
+    for number, line in enumerate(lines, start=1):
+        if number == len(lines) and _is_torn(line):
+            break
         try:
-            event = _parse(line)
+            event = _parse(line[:-1])
             _place(scan, event)
         except ValueError as error:
-            if number == len(lines) - 1 and not unfinished and not _is_json(line):
-                break
             raise StorageError(
                 f"line {number} of {path.name} is corrupt: {error}",
                 where=f"{path}:{number}",
-                hint="restore the file from a backup; nothing after this line can be trusted",
+                hint="restore the file from a backup; nothing from this line on can be trusted",
             ) from error
         if event.kind != REWOUND:
             scan.offsets.append(scan.end)
             if keep_events:
                 scan.events.append(event)
-        scan.end += len(line) + 1
+        scan.end += len(line)
     return scan
+
+
+def _is_torn(line: bytes) -> bool:
+    """Whether a last line is what an interrupted write leaves: never acknowledged.
+
+    It lacks its newline, or has zeros where a page did not reach the disk when the power
+    failed. An event that is whole but for a damaged newline had been acknowledged.
+    """
+    if line.endswith(b"\n"):
+        return b"\0" in line
+    try:
+        _parse(line[:-1])
+    except ValueError:
+        return True
+    return False
 
 
 def _place(scan: _Scan, event: Event) -> None:
@@ -142,33 +158,26 @@ def _place(scan: _Scan, event: Event) -> None:
     scan.rewinds.append(event)
 
 
-def _is_json(line: bytes) -> bool:
-    try:
-        parse_json(line)
-    except ValueError:
-        return False
-    return True
-
-
 def _parse(line: bytes) -> Event:
-    """An event from its line, checked against its `crc` where it has one (ValueError)."""
-    value = parse_json(line)
-    if not isinstance(value, dict):
-        raise ValueError("it is not an object")
-    if "crc" in value:
-        head, _, _ = line.rpartition(_CRC_MARK)
-        if value["crc"] != _checksum(head):
-            raise ValueError("its checksum does not match")
-    seq, kind, step = value.get("seq"), value.get("kind"), value.get("step")
-    time, timing = value.get("time", ""), value.get("timing", {})
-    if type(seq) is not int or type(step) is not int or not isinstance(kind, str):
-        raise ValueError("seq and step must be integers and kind a string")
-    if not isinstance(time, str) or not isinstance(timing, dict):
-        raise ValueError("time must be a string and timing an object")
+    """An event from its line, which must match its checksum (ValueError)."""
+    head, mark, tail = line.rpartition(_CRC_MARK)
+    if not mark:
+        raise ValueError("it has no checksum")
+    fixed, varying = parse_json(head + b"}"), parse_json(b"{" + mark[1:] + tail)
+    if varying.get("crc") != _checksum(head):
+        raise ValueError("its checksum does not match")
+    match varying:
+        case {"crc": _, "time": str() as time, "timing": dict() as timing, **rest} if not rest:
+            pass
+        case _:
+            raise ValueError("time or timing is missing, or something else is there")
     if not all(type(number) in (int, float) for number in timing.values()):
         raise ValueError("timing must hold numbers")
-    payload = {key: item for key, item in value.items() if key not in _RESERVED}
-    return Event(seq=seq, kind=kind, step=step, payload=payload, time=time, timing=timing)
+    match fixed:
+        case {"seq": int() as seq, "kind": str() as kind, "step": int() as step, **payload}:
+            return Event(seq=seq, kind=kind, step=step, payload=payload, time=time, timing=timing)
+        case _:
+            raise ValueError("seq and step must be integers and kind a string")
 
 
 # --- writing -------------------------------------------------------------------------------

@@ -45,7 +45,9 @@ State = Literal["running", "done", "interrupted", "failed", "dead"]
 """What `status.json` says; "dead" is derived: it says running, but nobody holds the lock."""
 
 _ATTEMPT = re.compile(r"attempt_(\d+)")
+_ABSENT = "there is no such run directory"
 _LOCK_PATIENCE = 0.5
+"""Seconds."""
 _held: set[int] = set()
 
 
@@ -266,7 +268,8 @@ def find(root: Path, fragment: str) -> RunDirectory:
     of one, or "latest". Raises RunError, with near misses or the candidates.
     """
     path = Path(fragment).expanduser()
-    if not _why_no_run(path):
+    problem = _why_no_run(path)
+    if not problem:
         return RunDirectory(path)
     names = _names(root)
     if fragment == "latest":
@@ -285,9 +288,8 @@ def find(root: Path, fragment: str) -> RunDirectory:
             where=str(root),
             hint="type more of the name; the last six characters are enough",
         )
-    if path.is_dir():
-        return RunDirectory.open(path)
-    raise RunError(f"no run {fragment!r}", where=str(root), hint=_near(fragment, names))
+    reason = "" if problem == _ABSENT else f": {problem}"
+    raise RunError(f"no run {fragment!r:.80}{reason}", where=str(root), hint=_near(fragment, names))
 
 
 def list_runs(root: Path) -> list[RunInfo]:
@@ -338,13 +340,14 @@ def _why_no_run(path: Path) -> str:
     """Why `path` is not a run directory; "" if it is one."""
     try:
         if not path.exists():
-            return "there is no such run directory"
+            return _ABSENT
         if not path.is_dir():
             return "it is not a directory"
         if not (path / "recipe.json").exists():
             return "it is not a run directory: it has no recipe.json"
     except (OSError, ValueError) as error:
-        return f"it cannot be read: {error}"
+        reason = error.strerror if isinstance(error, OSError) else error
+        return f"it cannot be read: {reason}"
     return ""
 
 
