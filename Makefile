@@ -1,0 +1,46 @@
+# `make quickstart` shows a real model learn; `make test` proves the machinery.
+# Both make .venv when it is missing and install what they need.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+RUNS ?= runs
+
+.PHONY: quickstart test test-slow lint types unit browser install clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+quickstart: install
+	$(BIN)/headrace run quickstart --runs $(RUNS)
+
+test: lint types unit
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: install
+	$(BIN)/pyright
+
+unit: install browser
+	$(BIN)/pytest -m "not slow"
+
+test-slow: install browser
+	$(BIN)/pytest -m slow --timeout 3600
+
+# The report is tested in the browser that people will read it in.
+browser:
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
+	  { echo "installing chromium (Debian)"; apt-get -qq update && apt-get -qq install -y chromium >/dev/null; }
+
+clean:
+	rm -rf $(VENV) build dist
