@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headrace.observe.report.gather import Material, Move
-from headrace.observe.report.markup import Html, join, tag
+from headrace.observe.report.markup import Html, tag
 from headrace.observe.report.parts import absent, section, table
 from headrace.observe.report.plots import Axis, Band, Chart, Dots, Line, Mark, chart
 from headrace.observe.report.values import brief, fixed, number
@@ -15,6 +15,11 @@ from headrace.store.events import Event
 __all__ = ["chart_steps", "curves", "health"]
 
 _Values = list[float | None]
+_MOST_MOVES = 500
+_ABOUT_MOVES = (
+    "Dotted lines mark a change of difficulty; the reward may fall there, because the tasks "
+    "became harder."
+)
 
 
 def curves(material: Material) -> Html:
@@ -25,26 +30,24 @@ def curves(material: Material) -> Html:
     axis = _axis(material)
     columns = _Columns(material, axis)
     mean, stderr = columns.of("reward", "mean"), columns.of("reward", "stderr")
-    moves = material.moves
-    several = len({move.domain for move in moves}) > 1
+    solved = columns.of("reward", "solved")
+    near = Band(name="± 1 standard error", low=_sum(mean, stderr, -1), high=_sum(mean, stderr, 1))
+    spread = Band(
+        name="middle 80 % of attempts",
+        low=columns.of("reward", "p10"),
+        high=columns.of("reward", "p90"),
+        tone="far",
+    )
+    mean_line = Line(name="mean reward", values=mean)
+    binary = _same(mean, solved)
     spec = Chart(
-        title=title,
         label=_described("Mean reward", columns.steps, mean),
-        lines=(
-            Line(name="mean reward", values=mean),
-            Line(name="share solved", values=columns.of("reward", "solved"), tone="second"),
-        ),
-        bands=(
-            Band(
-                name="middle 80 % of attempts",
-                low=columns.of("reward", "p10"),
-                high=columns.of("reward", "p90"),
-                tone="far",
-            ),
-            Band(name="± 1 standard error", low=_sum(mean, stderr, -1), high=_sum(mean, stderr, 1)),
-        ),
+        lines=(mean_line,)
+        if binary
+        else (mean_line, Line(name="share solved", values=solved, tone="second")),
+        bands=(near,) if binary else (spread, near),
         dots=_heldout_dots(material, axis),
-        marks=tuple(Mark(step=move.step, label=_label(move, several)) for move in moves),
+        marks=_marks(material.moves, axis),
         low=0.0,
         high=1.0,
     )
@@ -52,17 +55,30 @@ def curves(material: Material) -> Html:
         "reward",
         title,
         tag("figure", chart(spec, axis), class_="wide"),
-        _moves(moves),
-        lead=join(
+        _moves(material.moves),
+        lead=" ".join(
             [
-                "The mean score of the attempts the model was trained on. ",
-                "Dashed lines mark a change of difficulty: there the reward may fall, for the "
-                "tasks became harder. "
-                if moves
-                else None,
-                _pooled(axis),
+                "The mean score of the attempts the model was trained on.",
+                *(["Every attempt scored 0 or 1, so this is the share solved."] if binary else []),
+                *([_ABOUT_MOVES] if material.moves else []),
+                *_pooled(axis),
             ]
         ),
+    )
+
+
+def _same(mean: _Values, solved: _Values) -> bool:
+    """Whether all scores were 0 or 1: only then is their mean the share solved."""
+    pairs = [(m, s) for m, s in zip(mean, solved, strict=True) if m is not None]
+    return all(s is not None and abs(m - s) < 1e-9 for m, s in pairs)
+
+
+def _marks(moves: Sequence[Move], axis: Axis) -> tuple[Mark, ...]:
+    several = len({move.domain for move in moves}) > 1
+    return tuple(
+        Mark(step=move.step, label=_label(move, several))
+        for move in moves
+        if axis.first <= move.step <= axis.last
     )
 
 
@@ -100,12 +116,14 @@ def _moves(moves: Sequence[Move]) -> Html | None:
             f"{_tier(move.from_tier)} → {_tier(move.to_tier)}",
             fixed(move.pass_rate),
         ]
-        for move in moves
+        for move in moves[:_MOST_MOVES]
     ]
+    left = len(moves) - len(rows)
     return tag(
         "details",
         tag("summary", f"All changes of difficulty ({len(moves):,})"),
         table(["Step", "Domain", "Tier", "At a pass rate of"], rows),
+        tag("p", f"The other {left:,} are in events.jsonl.", class_="note") if left else None,
     )
 
 
@@ -124,10 +142,10 @@ def _axis(material: Material) -> Axis:
     return Axis(steps=ordered, first=ordered[0], last=ordered[-1])
 
 
-def _pooled(axis: Axis) -> str | None:
+def _pooled(axis: Axis) -> list[str]:
     if axis.width <= 1:
-        return None
-    return f"Each point stands for {axis.width} steps: their mean, or for maxima their maximum."
+        return []
+    return [f"Each point stands for {axis.width} steps: their mean, or for maxima their maximum."]
 
 
 class _Columns:
@@ -199,7 +217,7 @@ def health(material: Material) -> Html:
     return section(
         "health",
         title,
-        tag("div", *figures, class_="grid"),
+        tag("div", *figures, class_="charts"),
         tag("p", f"Not measured in this run: {', '.join(unmeasured)}.", class_="note")
         if unmeasured
         else None,
@@ -209,7 +227,6 @@ def health(material: Material) -> Html:
 
 def _figure(vital: _Vital, axis: Axis) -> Html:
     spec = Chart(
-        title=vital.title,
         label=_described(vital.title, axis.steps, list(vital.lines[0].values)),
         lines=vital.lines,
         low=0.0,

@@ -10,7 +10,7 @@ from headrace.observe.report.gather import Material
 from headrace.observe.report.markup import Html, Node, tag
 from headrace.observe.report.parts import absent, section
 from headrace.observe.report.plots import sparkline
-from headrace.observe.report.values import count, fixed, integer, mapping, number
+from headrace.observe.report.values import count, fixed, integer, mapping, share
 from headrace.store.events import Event
 from headrace.types import Json
 
@@ -27,11 +27,11 @@ class _Domain:
     latest: Mapping[str, Json]
     rates: list[float | None]
     lately: float | None
-    attempts: float
+    attempts: int
 
     @property
     def share(self) -> float | None:
-        return number(self.latest, "share")
+        return share(self.latest, "share")
 
 
 def domains(material: Material) -> Html:
@@ -67,15 +67,15 @@ def _collect(steps: Sequence[Event]) -> list[_Domain]:
 
 def _domain(name: str, told: Sequence[Mapping[str, Json]]) -> _Domain:
     latest = next((said for said in reversed(told) if said), {})
-    rates = [number(said, "pass_rate") for said in told]
+    rates = [share(said, "pass_rate") for said in told]
     weighed = [
-        (rate, number(said, "scored") or 0.0)
+        (rate, integer(said, "scored") or 0)
         for rate, said in zip(rates[-_WINDOW:], told[-_WINDOW:], strict=True)
         if rate is not None
     ]
-    scored = math.fsum(weight for _, weight in weighed)
+    scored = sum(weight for _, weight in weighed)
     lately = math.fsum(rate * weight for rate, weight in weighed) / scored if scored > 0 else None
-    attempts = math.fsum(number(said, "attempts") or 0.0 for said in told)
+    attempts = sum(integer(said, "attempts") or 0 for said in told)
     return _Domain(name=name, latest=latest, rates=rates, lately=lately, attempts=attempts)
 
 
@@ -91,7 +91,7 @@ def _told(found: Sequence[_Domain]) -> str:
 
 def _row(domain: _Domain) -> Html:
     tier, tiers = integer(domain.latest, "tier"), integer(domain.latest, "tiers")
-    so_far = number(domain.latest, "pass_rate_so_far")
+    so_far = share(domain.latest, "pass_rate_so_far")
     ladder = "–" if tier is None else str(tier)
     end = "" if tiers is None else f" / {tiers - 1}"
     return tag(
@@ -101,7 +101,7 @@ def _row(domain: _Domain) -> Html:
         _cell(domain.lately, fixed(domain.lately), _meter(domain.lately)),
         _cell(so_far, fixed(so_far)),
         _cell(domain.share, "–" if domain.share is None else f"{domain.share:.1%}"),
-        _cell(domain.attempts, f"{domain.attempts:,.0f}"),
+        _cell(domain.attempts, f"{domain.attempts:,}"),
         tag("td", _trend(domain)),
     )
 
@@ -110,10 +110,10 @@ def _cell(key: float | None, *shown: Node) -> Html:
     return tag("td", *shown, class_="number", data_key="" if key is None else repr(key))
 
 
-def _meter(share: float | None) -> Html | None:
-    if share is None:
+def _meter(rate: float | None) -> Html | None:
+    if rate is None:
         return None
-    width = f"width:{min(max(share, 0.0), 1.0):.0%}"
+    width = f"width:{rate:.0%}"
     return tag("i", tag("i", style=width), class_="meter", aria_hidden="true")
 
 

@@ -13,10 +13,10 @@ from typing import TypeVar
 
 from headrace.errors import HeadraceError
 from headrace.observe.report.values import integer, mapping, number, text
-from headrace.store.events import Event, read_events
+from headrace.store.events import Event, History, read_history
 from headrace.store.files import read_json
 from headrace.store.runs import RunDirectory, RunStatus, recipe_title
-from headrace.store.summary import RunSummary, summarise
+from headrace.store.summary import RunSummary, summary_of
 from headrace.store.trajectories import WaveLog
 from headrace.types import Json, Trajectory
 
@@ -136,7 +136,8 @@ def gather(path: Path) -> Material:
     recipe = _attempt(run.recipe, problems, "The recipe")
     env = _attempt(run.env, problems, "The environment")
     status = _attempt(run.status, problems, "The status")
-    events = _attempt(lambda: _events(run), problems, "The event log") or []
+    history = _attempt(lambda: read_history(run.events_path), problems, "The event log")
+    events = _reachable(history.events) if history else []
     evaluations = [
         _evaluation(event)
         for event in events
@@ -160,7 +161,7 @@ def gather(path: Path) -> Material:
         before=_items(run, first, problems),
         after=_items(run, last, problems),
         played=_attempt(lambda: _played(run, events), problems, "The attempts") or [],
-        summary=_attempt(lambda: summarise(run), problems=[], what=""),
+        summary=_summary(run, recipe, status, history, problems),
         problems=problems,
     )
 
@@ -174,9 +175,25 @@ def _attempt(read: Callable[[], _T], problems: list[str], what: str) -> _T | Non
         return None
 
 
-def _events(run: RunDirectory) -> list[Event]:
-    """The history; a step that no run could reach is no step."""
-    return [event for event in read_events(run.events_path) if 0 <= event.step <= _LAST_STEP]
+def _reachable(events: Sequence[Event]) -> list[Event]:
+    """Those of steps that a run could reach."""
+    return [event for event in events if 0 <= event.step <= _LAST_STEP]
+
+
+def _summary(
+    run: RunDirectory,
+    recipe: Json,
+    status: RunStatus | None,
+    history: History | None,
+    problems: list[str],
+) -> RunSummary | None:
+    if status is None or history is None:
+        return None
+    try:
+        return summary_of(run.name, recipe, status, history)
+    except OverflowError:
+        problems.append("The timings of the run are beyond what can be computed with.")
+        return None
 
 
 # --- events --------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from headrace.observe.console import format_duration
@@ -14,8 +14,6 @@ from headrace.observe.report.values import brief, count, fixed, integer, number,
 from headrace.types import Json
 
 __all__ = ["heading", "machine", "verdict"]
-
-_Say = Callable[[float | None], str]
 
 _STATES = {
     "done": ("✓", "done", "good"),
@@ -44,7 +42,7 @@ def _status(material: Material) -> Html:
     if status is None:
         return tag("p", tag("b", "? status unknown", class_="pill unknown"), class_="status")
     symbol, word, tone = _STATES[status.state]
-    hint = text(status.fields, "hint")
+    hint = text(status.fields, "hint") if status.state == "failed" else ""
     if not hint and status.state in ("interrupted", "dead", "failed"):
         hint = f"headrace resume {shlex.quote(str(material.path))}"
     return tag(
@@ -87,7 +85,7 @@ def verdict(material: Material) -> str:
     if first is not None:
         return (
             f"Held-out {_measure(material)} before training: {fixed(first.score)} "
-            f"({_interval(material.confidence, first.low, first.high, fixed)}, "
+            f"({_interval(material.confidence, first.low, first.high)}, "
             f"{count(first.n, 'task')}). There is no evaluation after training to compare it "
             f"with yet. {_rewards(material)}"
         )
@@ -101,7 +99,7 @@ def _compared(
     gained, lost = ("newly solved", "lost") if binary else ("scored higher", "scored lower")
     sentence = (
         f"Held-out {_measure(material)} went from {fixed(before)} to {fixed(after)} "
-        f"({signed(found.value)}, {_interval(found.confidence, found.low, found.high, signed)}, "
+        f"({signed(found.value)}, {_interval(found.confidence, found.low, found.high)}, "
         f"{count(found.n, 'task')}, same before and after; "
         f"{brief(found.gained)} {gained}, {brief(found.lost)} {lost})."
     )
@@ -112,8 +110,8 @@ def _compared(
     return f"{sentence} The interval includes no change at all: this run shows no clear effect."
 
 
-def _interval(confidence: float, low: float | None, high: float | None, say: _Say) -> str:
-    return f"{confidence * 100:.4g} % interval {say(low)} to {say(high)}"
+def _interval(confidence: float, low: float | None, high: float | None) -> str:
+    return f"{confidence * 100:.4g} % interval {fixed(low)} to {fixed(high)}"
 
 
 def _binary(material: Material) -> bool:

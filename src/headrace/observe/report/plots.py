@@ -20,6 +20,7 @@ __all__ = ["Axis", "Band", "Chart", "Dots", "Line", "Mark", "chart", "sparkline"
 
 WIDTH, HEIGHT = 1000.0, 300.0
 MOST_POINTS = 1000
+MOST_LABELS = 12
 Values = Sequence[float | None]
 
 
@@ -95,9 +96,9 @@ class Axis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """`low` and `high` fix the ends of the vertical axis; None follows the data."""
+    """`label` says in words what it shows. `low` and `high` are values that the vertical axis
+    reaches at least; None follows the data."""
 
-    title: str
     label: str
     lines: tuple[Line, ...]
     bands: tuple[Band, ...] = ()
@@ -136,7 +137,7 @@ def chart(spec: Chart, axis: Axis) -> Html:
     ticks = _scale(spec, axis)
     frame = _Frame(axis, ticks[0], ticks[-1])
     shapes = [_grid(ticks, frame)]
-    shapes += [_mark_line(mark, frame) for mark in spec.marks]
+    shapes += _marks(spec.marks, frame)
     shapes += [_band(band, frame) for band in spec.bands]
     shapes += [_line(line, frame) for line in spec.lines]
     shapes += [_dots(dots, frame) for dots in spec.dots]
@@ -151,7 +152,7 @@ def chart(spec: Chart, axis: Axis) -> Html:
     area = tag(
         "div",
         svg,
-        tag("i", class_="cursor", hidden=True),
+        tag("i", tag("b"), class_="cursor", hidden=True),
         *_mark_labels(spec.marks, axis),
         class_="area",
         tabindex="0",
@@ -174,12 +175,12 @@ def _scale(spec: Chart, axis: Axis) -> list[float]:
 def nice_ticks(low: float, high: float) -> list[float]:
     """3 to 6 round numbers, evenly apart, from at or below `low` to at or above `high`.
 
-    >>> nice_ticks(0.0, 0.94), nice_ticks(3.0, 3.0)
-    ([0.0, 0.25, 0.5, 0.75, 1.0], [2.0, 3.0, 4.0])
+    >>> nice_ticks(0.0, 0.94), nice_ticks(0.0, 0.0)
+    ([0.0, 0.25, 0.5, 0.75, 1.0], [0.0, 0.25, 0.5, 0.75, 1.0])
     """
     if high - low <= 1e-9 * max(abs(low), abs(high)):
         room = abs(high) / 3 or 1.0
-        low, high = low - room, high + room
+        low, high = max(low - room, 0.0) if low >= 0 else low - room, high + room
     rough = high / 4 - low / 4
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(s * power for s in (1, 2, 2.5, 5, 10) if s * power >= rough * 0.999)
@@ -239,12 +240,17 @@ def _dots(dots: Dots, frame: _Frame) -> Html:
     return join([tag("path", class_="whisker", d=whiskers), tag("path", class_="dots", d=points)])
 
 
-def _mark_line(mark: Mark, frame: _Frame) -> Html:
-    return tag("path", class_="mark", d=f"M{frame.x(mark.step)} 0V{HEIGHT:.0f}")
+def _marks(marks: Sequence[Mark], frame: _Frame) -> list[Html]:
+    """Lines from top to bottom, or short ticks at the top where there are many."""
+    end = HEIGHT if len(marks) <= MOST_LABELS else HEIGHT / 25
+    path = "".join(f"M{frame.x(step)} 0V{end:.0f}" for step in sorted({m.step for m in marks}))
+    return [tag("path", class_="mark", d=path)] if marks else []
 
 
 def _mark_labels(marks: Sequence[Mark], axis: Axis) -> list[Html]:
     """Labels on up to three rows; one that would cover another is left to the list below."""
+    if len(marks) > MOST_LABELS:
+        return []
     free = [-1.0, -1.0, -1.0]
     labels: list[Html] = []
     for mark in sorted(marks, key=lambda mark: mark.step):

@@ -16,17 +16,16 @@
   const span = steps[steps.length - 1] - first;
   const place = (step) => (span ? (step - first) / span : 0.5);
   const say = (number) => (number === null ? "–" : String(number).replace("-", "−"));
-  const stepNotes = document.querySelectorAll(".at-step");
   let current = null;
 
   const point = (index) => {
     current = index;
-    for (const note of stepNotes) {
-      note.textContent = index === null ? "" : "step " + steps[index].toLocaleString("en");
-    }
     for (const chart of charts) {
       show(chart.cursor, index !== null);
-      if (index !== null) chart.cursor.style.left = 100 * place(steps[index]) + "%";
+      if (index !== null) {
+        chart.cursor.style.left = 100 * place(steps[index]) + "%";
+        chart.cursor.firstChild.textContent = steps[index].toLocaleString("en");
+      }
       for (const { output, latest, columns } of chart.entries) {
         output.textContent =
           index === null ? latest : columns.map((column) => say(column[index])).join(" to ");

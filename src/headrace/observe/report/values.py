@@ -6,11 +6,12 @@ None, never an exception and never a 0.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from typing import cast
 
-from headrace.types import Json, canonical_json
+from headrace.types import Json
 
 __all__ = [
     "brief",
@@ -20,6 +21,7 @@ __all__ = [
     "mapping",
     "number",
     "plain",
+    "share",
     "signed",
     "sparse",
     "text",
@@ -27,7 +29,7 @@ __all__ = [
 
 _HUGE = 1e300
 _MINUS = "\N{MINUS SIGN}"
-NOTHING: Mapping[str, Json] = {}
+_NOTHING: Mapping[str, Json] = {}
 
 
 def number(value: Json, *path: str) -> float | None:
@@ -50,6 +52,12 @@ def integer(value: Json, *path: str) -> int | None:
     return found if type(found) is int and abs(found) <= 2**53 else None
 
 
+def share(value: Json, *path: str) -> float | None:
+    """The number in [0, 1] at `path`, or None."""
+    found = number(value, *path)
+    return found if found is not None and 0.0 <= found <= 1.0 else None
+
+
 def text(value: Json, *path: str) -> str:
     """The string at `path`, or ""."""
     found = _at(value, path)
@@ -59,7 +67,7 @@ def text(value: Json, *path: str) -> str:
 def mapping(value: Json, *path: str) -> Mapping[str, Json]:
     """The object at `path`, or an empty one."""
     found = _at(value, path)
-    return cast("dict[str, Json]", found) if isinstance(found, dict) else NOTHING
+    return cast("dict[str, Json]", found) if isinstance(found, dict) else _NOTHING
 
 
 def _at(value: Json, path: tuple[str, ...]) -> Json:
@@ -125,4 +133,9 @@ def plain(value: Json) -> str:
     >>> plain("4"), plain(4), plain([1, None])
     ('4', '4', '[1,null]')
     """
-    return value if isinstance(value, str) else canonical_json(value)
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    except RecursionError:
+        return "(nested too deeply to be shown)"
