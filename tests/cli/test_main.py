@@ -178,12 +178,13 @@ def test_an_unforeseen_error_is_called_a_bug_with_its_traceback() -> None:
 # --- streams -------------------------------------------------------------------------------
 
 
-def test_a_reader_who_hangs_up_is_no_error() -> None:
+@pytest.mark.parametrize("verb", [["recipes", "ls"], ["recipes", "keys"]])
+def test_a_reader_who_hangs_up_is_no_error(verb: list[str]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    done = subprocess.run(
-        [*PROGRAM, "recipes", "keys"], stdout=writing, stderr=subprocess.PIPE, check=False
-    )
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    command = [*PROGRAM, *verb]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, env=env, check=False)
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, b"")
 
