@@ -87,14 +87,17 @@ def show(
         for index in range(count):
             task = domain.task(tier, index)
             reference = _reference(task.answer)
+            judge = domain.verifier.judge
             shown.append(
                 {
                     "id": task.id,
                     "split": task.split,
                     "messages": [{"role": m.role, "text": m.text} for m in task.messages],
                     "reference": reference,
-                    "score_of_reference": domain.verifier.judge(task, reference).score,
-                    "score_of_empty": domain.verifier.judge(task, "").score,
+                    "score_of_reference": (
+                        None if reference is None else judge(task, reference).score
+                    ),
+                    "score_of_empty": judge(task, "").score,
                 }
             )
     if json:
@@ -104,15 +107,20 @@ def show(
         emit(f"{name}  tier {tier} of {domain.tiers}  {task['split']}  {task['id']}")
         for message in task["messages"]:
             emit(f"  {message['role']}: {message['text']}")
-        emit(f"  reference: {task['reference']}")
-        emit(
-            f"  judged: reference {_score(task['score_of_reference'])}, "
-            f"empty {_score(task['score_of_empty'])}\n"
-        )
+        judged = f"empty {_score(task['score_of_empty'])}"
+        if task["reference"] is None:
+            emit("  reference: none, the verifier works without one")
+        else:
+            emit(f"  reference: {task['reference']}")
+            judged = f"reference {_score(task['score_of_reference'])}, {judged}"
+        emit(f"  judged: {judged}\n")
 
 
-def _reference(answer: JsonValue) -> str:
-    return str(answer)
+def _reference(answer: JsonValue) -> str | None:
+    """The reference answer as a text; packs that hide more beside it keep it under "answer"."""
+    if isinstance(answer, dict):
+        answer = answer.get("answer")
+    return None if answer is None else str(answer)
 
 
 def _score(score: float | None) -> str:
