@@ -27,7 +27,7 @@ from headrace.types import (
 
 torch.set_num_threads(1)
 
-LAW = settings(derandomize=True, deadline=None, max_examples=50)
+LAW = settings(derandomize=True, deadline=None, max_examples=30)
 VERIFIER = VerifierRef("test", "1")
 VOCABULARY = 7
 

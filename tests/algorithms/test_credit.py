@@ -20,7 +20,7 @@ from algorithms_support import (
 )
 from headrace.algorithms import Credit, assemble, credit
 from headrace.errors import NumericalError
-from headrace.recipe import Advantage, AlgorithmSpec, EntropySpec, KlSpec, OverlongSpec
+from headrace.recipe import Advantage, AlgorithmSpec, KlSpec, OverlongSpec
 from headrace.types import (
     Floats,
     ImagePart,
@@ -186,9 +186,8 @@ def test_without_a_spread_there_is_nothing_to_train_on(advantage: Advantage, sco
 
 @pytest.mark.parametrize("advantage", [a for a in ADVANTAGES if a != "reinforce++"])
 def test_a_lone_survivor_of_its_group_gets_nothing(advantage: Advantage):
-    spec = AlgorithmSpec(advantage=advantage, entropy=EntropySpec(target=0.5))
-    result = weigh(played({"a": [1.0, None, None], "b": [0.0, 1.0]}), spec)
-    assert token_advantages(result)["a/0"] == [0.0, 0.0]
+    rows = played({"a": [1.0, None, None], "b": [0.0, 1.0]})
+    assert set(by_id(weigh(rows, AlgorithmSpec(advantage=advantage)))) == {"b/0", "b/1"}
 
 
 def test_nothing_played_is_no_signal_and_no_crash():
@@ -319,12 +318,6 @@ def test_the_weights_of_kl_and_entropy_are_their_coefficients_of_the_same_share(
         assert sample.entropy_weight.tolist() == [0, 0, 1 / 32, 1 / 32]
         assert sample.reference is not None
         assert np.isfinite(sample.reference).all()
-
-
-def test_a_controlled_entropy_is_measured_on_every_judged_sample():
-    rows = played({"a": [1.0, 0.0], "b": [1.0, 1.0]})
-    measured = weigh(rows, AlgorithmSpec(entropy=EntropySpec(target=0.5)))
-    assert (measured.trained, measured.informative) == (4, 2)
 
 
 # --- KL in the reward ----------------------------------------------------------------------

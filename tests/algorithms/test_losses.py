@@ -297,17 +297,14 @@ def test_metric_sums_by_hand():
     given = inputs(
         [-1.0, -1.0, -3.0],
         behaviour=[-1.0, -1.0 - math.log(1.5), -9.0],
-        reference=[-1.5, -1.0, -3.0],
-        entropy=[0.5, 0.25, 7.0],
         policy=[1.0, 1.0, 0.0],
+        cross_entropy=[0.0, 1.0, 1.0],
     )
     terms = objective(given, LossSpec())
-    assert (terms.tokens.item(), terms.policy_tokens.item(), terms.clipped.item()) == (2, 2, 1)
+    assert (terms.tokens.item(), terms.policy_tokens.item(), terms.clipped.item()) == (3, 2, 1)
     assert terms.ratio_sum.item() == pytest.approx(2.5)
     assert terms.ratio_max.item() == pytest.approx(1.5)
-    assert terms.entropy_sum.item() == pytest.approx(0.75)
     assert terms.kl_behaviour_sum.item() == pytest.approx(1.5 - 1 - math.log(1.5))
-    assert terms.kl_reference_sum.item() == pytest.approx(math.exp(-0.5) + 0.5 - 1)
 
 
 def test_metric_sums_carry_no_gradient():
@@ -317,8 +314,6 @@ def test_metric_sums_carry_no_gradient():
         terms.ratio_sum,
         terms.ratio_max,
         terms.kl_behaviour_sum,
-        terms.kl_reference_sum,
-        terms.entropy_sum,
     ]
     assert not any(value.requires_grad for value in detached)
     assert terms.loss.requires_grad

@@ -178,8 +178,7 @@ def credit(
     weighed = [
         _weigh(batch, spec, max_new_tokens, kl_coefficient, entropy_coefficient) for batch in split
     ]
-    keep_all = spec.entropy.target is not None
-    batches = [tuple(s for s in batch if keep_all or _has_gradient(s)) for batch in weighed]
+    batches = [tuple(s for s in batch if _has_gradient(s)) for batch in weighed]
     kl_rows = [row.k1 for row in rows if row.k1 is not None]
     return Credit(
         batches=tuple(batch for batch in batches if batch),

@@ -81,9 +81,8 @@ class LossTerms:
     else is a detached scalar tensor. `components` (policy, cross_entropy, kl, entropy) sum to
     the loss. `tokens` counts slots with any weight; `policy_tokens` those with a policy
     weight, over which `clipped` (the clip took the gradient away or, for cispo, cut the
-    weight), `ratio_sum`, `ratio_max` (0 without tokens) and `kl_behaviour_sum` run.
-    `kl_reference_sum` (0 without a reference) and `entropy_sum` (0 without entropy) run over
-    `tokens`. Both KL sums are of k3 estimates: KL(behaviour || current), KL(current || reference).
+    weight), `ratio_sum`, `ratio_max` (0 without tokens) and `kl_behaviour_sum` (k3 estimates
+    of KL(behaviour || current), nats) run.
     """
 
     loss: Tensor
@@ -94,8 +93,6 @@ class LossTerms:
     ratio_sum: Tensor
     ratio_max: Tensor
     kl_behaviour_sum: Tensor
-    kl_reference_sum: Tensor
-    entropy_sum: Tensor
 
 
 def objective(inputs: LossInputs, spec: LossSpec) -> LossTerms:
@@ -133,8 +130,6 @@ def objective(inputs: LossInputs, spec: LossSpec) -> LossTerms:
         ratio_sum=_only(ratio, on).sum(),
         ratio_max=torch.cat([_only(ratio, on), ratio.new_zeros(1)]).max(),
         kl_behaviour_sum=_k3(_bounded(behaviour - logp.detach())).sum(),
-        kl_reference_sum=_kl_reference_sum(inputs, counted),
-        entropy_sum=_sum_where(inputs.entropy, counted, inputs.logp),
     )
 
 
@@ -243,23 +238,12 @@ def _k3(gap: Tensor) -> Tensor:
     return torch.expm1(-gap) + gap
 
 
-def _kl_reference_sum(inputs: LossInputs, counted: Tensor) -> Tensor:
-    if inputs.reference is None:
-        return inputs.logp.new_zeros(())
-    gap = _only(inputs.logp.detach(), counted) - _only(inputs.reference, counted)
-    return _k3(_bounded(gap)).sum()
-
-
 # --- helpers -------------------------------------------------------------------------------
 
 
 def _only(values: Tensor, on: Tensor) -> Tensor:
     """`values` where `on`, 0 elsewhere, in value and in gradient, whatever is there."""
     return torch.where(on, values, torch.zeros_like(values))
-
-
-def _sum_where(values: Tensor | None, on: Tensor, like: Tensor) -> Tensor:
-    return like.new_zeros(()) if values is None else _only(values.detach(), on).sum()
 
 
 def _bounded(log_ratio: Tensor) -> Tensor:
