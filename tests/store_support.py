@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from hypothesis import settings
 
 from headrace.types import (
     Json,
@@ -108,6 +109,9 @@ def tiny_disk(path: Path, *, kilobytes: int = 256) -> Generator[Path]:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
+
+LAW = settings(deadline=None, derandomize=True, database=None, max_examples=60)
+"""How laws are tested: the same examples everywhere, however slow the machine."""
 
 FULL = "no space left|file size limit"
 """What a full disk is called in either case."""

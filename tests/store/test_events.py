@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headrace.errors import InfrastructureError, StorageError
 from headrace.store.events import Divergence, EventLog, read_events, read_history
 from headrace.types import Json
-from store_support import FULL, tiny_disk
+from store_support import FULL, LAW, tiny_disk
 
 
 def log_of(path: Path, count: int) -> EventLog:
@@ -49,6 +49,7 @@ def test_identical_runs_differ_only_under_time_and_timing(tmp_path: Path) -> Non
     assert lines[0] == lines[1]
 
 
+@LAW
 @given(
     payloads=st.lists(
         st.dictionaries(

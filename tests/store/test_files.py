@@ -21,7 +21,7 @@ from headrace.store.files import (
     write_json_atomic,
 )
 from headrace.types import Json
-from store_support import FULL, tiny_disk
+from store_support import FULL, LAW, tiny_disk
 
 json_values = st.recursive(
     st.none()
@@ -92,6 +92,7 @@ def test_a_failed_append_leaves_the_file_as_it_was(tmp_path: Path) -> None:
         os.close(descriptor)
 
 
+@LAW
 @given(json_values)
 def test_plain_json_passes_through_unchanged(value: Json) -> None:
     assert json.loads(json.dumps(jsonable(value, "value"))) == value

@@ -35,7 +35,7 @@ from headrace.types import (
     VerifierRef,
     VersionSpan,
 )
-from store_support import FULL, bits, small_trajectory, tiny_disk
+from store_support import FULL, LAW, bits, small_trajectory, tiny_disk
 
 texts = st.text(st.characters(codec=None), max_size=12)
 finite = st.floats(allow_nan=False, allow_infinity=False)
@@ -129,6 +129,7 @@ trajectories = st.builds(
 # --- the encoding --------------------------------------------------------------------------
 
 
+@LAW
 @given(trajectories)
 def test_any_trajectory_comes_back_bit_for_bit(trajectory: Trajectory) -> None:
     text = json.dumps(trajectory_to_json(trajectory), allow_nan=False)
