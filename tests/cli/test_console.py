@@ -79,7 +79,9 @@ def test_off_a_terminal_progress_is_at_most_a_line_in_ten_seconds() -> None:
         "evaluating: 97%",
     ]
     listener.progress("evaluating", 31, 31)
-    listener.progress("short work", 1, 1)
+    clock.now = 99.0
+    listener.progress("short work after a long silence", 0, 1)
+    listener.progress("short work after a long silence", 1, 1)
     listener.close()
     assert stream.getvalue().splitlines()[3:] == ["evaluating: 100%"]
 

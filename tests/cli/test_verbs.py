@@ -292,10 +292,14 @@ def test_domains_show_samples_tasks_and_proves_the_verifier(name: str) -> None:
         assert task["messages"][-1]["role"] == "user"
         assert task["score_of_reference"] == 1.0
         assert task["score_of_empty"] == 0.0
-    assert (
-        shown["tasks"][0]["messages"][-1]["text"].splitlines()[0]
-        in headrace("domains", "show", name, "--count", "1").out
-    )
+
+
+def test_domains_show_as_text_names_question_reference_and_verdicts() -> None:
+    text = headrace("domains", "show", "arithmetic", "--count", "1").out
+    task = headrace("domains", "show", "arithmetic", "--count", "1", "--json").json["tasks"][0]
+    assert task["messages"][0]["text"] in text
+    assert f"reference: {task['reference']}\n" in text
+    assert "judged: reference 1.00, empty 0.00" in text
 
 
 def test_domains_show_refuses_an_unknown_name_and_a_tier_that_is_not_there() -> None:

@@ -89,6 +89,7 @@ class ConsoleListener:
         self._clock = clock
         self._bars = _Bars(self._stream) if self._stream.isatty() else None
         self._last = clock()
+        self._begun: dict[str, float] = {}
         self._reported: set[str] = set()
         self._gone = False
 
@@ -100,13 +101,15 @@ class ConsoleListener:
             self._guard(lambda bars=self._bars: bars.update(printable(label), done, total))
             return
         finished = total is not None and done >= total
-        due = self._clock() - self._last >= _QUIET_SECONDS
+        quiet_since = max(self._last, self._begun.setdefault(label, self._clock()))
+        due = self._clock() - quiet_since >= _QUIET_SECONDS
         if due or (finished and label in self._reported):
             self._reported.add(label)
             share = f"{done / total:.0%}" if total else str(done)
             self._say(f"{label}: {share}")
         if finished:
             self._reported.discard(label)
+            self._begun.pop(label)
 
     def step(self, line: StepLine) -> None:
         self._say(format_step(line))
