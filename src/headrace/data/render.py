@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,8 +24,8 @@ __all__ = ["Renderer", "Tokenizer"]
 
 logger = logging.getLogger(__name__)
 
-_PLACE = "\ue000{}\ue001"
-_PLACES = re.compile("\ue000([0-9]+)\ue001")
+_PLACE = "headrace{}message"
+_PLACES = re.compile("headrace([0-9]+)message")
 
 
 class Tokenizer(Protocol):
@@ -36,6 +37,9 @@ class Tokenizer(Protocol):
     def bos_token_id(self) -> Any: ...
 
     @property
+    def unk_token_id(self) -> Any: ...
+
+    @property
     def added_tokens_decoder(self) -> Mapping[int, Any]: ...
 
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any: ...
@@ -43,6 +47,21 @@ class Tokenizer(Protocol):
     def encode(self, text: Any, **options: Any) -> Any: ...
 
     def decode(self, token_ids: Any, **options: Any) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A message as the template sees it."""
+
+    role: str
+    content: str
+
+    def placed(self, number: int) -> _Turn:
+        """The same with a placeholder for its text; space around the text stays."""
+        core = self.content.strip()
+        return (
+            _Turn(self.role, self.content.replace(core, _PLACE.format(number), 1)) if core else self
+        )
 
 
 class Renderer:
@@ -55,9 +74,9 @@ class Renderer:
     def __init__(self, tokenizer: Tokenizer, end_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._end_ids = frozenset(end_ids)
-        self._special = frozenset(
-            int(id) for id, token in tokenizer.added_tokens_decoder.items() if token.special
-        )
+        added = tokenizer.added_tokens_decoder.items()
+        self._added = {int(id): str(token.content) for id, token in added}
+        self._controls = self._end_ids | {int(id) for id, token in added if token.special}
         self._bos = self._leading_bos()
         self._templated = tokenizer.chat_template is not None
         if not self._templated:
@@ -75,9 +94,9 @@ class Renderer:
             raise ModelError("a prompt needs at least one message")
         if any(isinstance(part, ImagePart) for message in messages for part in message.parts):
             raise ModelError("this model reads text only, and the task has an image")
-        turns = [(message.role, message.text) for message in messages]
-        if system is not None and turns[0][0] != "system":
-            turns.insert(0, ("system", system))
+        turns = [_Turn(message.role, message.text) for message in messages]
+        if system is not None and turns[0].role != "system":
+            turns.insert(0, _Turn("system", system))
         ids = self._templated_ids(turns) if self._templated else self._plain_ids(turns)
         return np.asarray(self._with_one_bos(ids), dtype=np.int32)
 
@@ -90,65 +109,98 @@ class Renderer:
             )
         )
 
-    def _templated_ids(self, turns: list[tuple[str, str]]) -> list[int]:
-        """Whole-text encoding, unless a message's text brought in a special token.
+    def _templated_ids(self, turns: list[_Turn]) -> list[int]:
+        """Whole-text encoding, unless a message's text brought in a control token.
 
-        The test compares with a skeleton in which every message is an inert placeholder: both
-        must hold the same special tokens. If not, the skeleton's own pieces are encoded with
-        special tokens and the messages without.
+        The test compares with the frame, in which an inert placeholder stands for every
+        message: both must hold the same control tokens. If not, the frame's own pieces and the
+        messages are encoded apart, the latter as text.
         """
-        skeleton, cores = [], []
-        for role, content in turns:
-            core = content.strip()
-            before, _, after = content.partition(core) if core else (content, "", "")
-            skeleton.append((role, before + (_PLACE.format(len(cores)) if core else "") + after))
-            cores.append(core)
-        frame = self._render(skeleton)
+        turns, frame = self._framed(turns)
+        frame_ids = self._encode(frame)
+        controls = self._controls_for(turns) | (self._added.keys() & set(frame_ids))
         whole = self._encode(self._render(turns))
-        if self._specials(whole) == self._specials(self._encode(frame)):
+        if _only(controls, whole) == _only(controls, frame_ids):
             return whole
-        pieces = _PLACES.split(frame)
         ids: list[int] = []
-        for position, piece in enumerate(pieces):
-            if position % 2:
-                ids += self._encode(cores[int(piece)], as_text=True)
-            else:
+        for position, piece in enumerate(_PLACES.split(frame)):
+            if position % 2 == 0:
                 ids += self._encode(piece)
-        if self._specials(ids) != self._specials(self._encode(frame)):
-            raise ModelError("this tokenizer cannot keep special tokens in a task's text as text")
+            else:
+                ids += self._as_text(turns[int(piece)].content.strip(), controls)
         return ids
 
-    def _plain_ids(self, turns: list[tuple[str, str]]) -> list[int]:
-        return self._encode("\n\n".join(content for _, content in turns), as_text=True)
+    def _framed(self, turns: list[_Turn]) -> tuple[list[_Turn], str]:
+        """The turns as the template takes them, and its text around their placeholders.
 
-    def _render(self, turns: list[tuple[str, str]]) -> str:
+        Where a template refuses or drops the system message, the first message carries it.
+        """
+        tries = [turns]
+        if turns[0].role == "system" and len(turns) > 1:
+            system, first, *rest = turns
+            folded = _Turn(first.role, f"{system.content}\n\n{first.content}")
+            tries.append([folded, *rest])
+        refusal: TemplateError | None = None
+        for candidate in tries:
+            try:
+                frame = self._apply([turn.placed(n) for n, turn in enumerate(candidate)])
+            except TemplateError as error:
+                refusal = error
+                continue
+            shown = {int(number) for number in _PLACES.findall(frame)}
+            if shown == {n for n, turn in enumerate(candidate) if turn.content.strip()}:
+                return candidate, frame
+        reason = f"refuses these messages: {refusal}" if refusal else "leaves out a message"
+        raise ModelError(f"the model's chat template {reason}")
+
+    def _controls_for(self, turns: list[_Turn]) -> Set[int]:
+        """The ids that only a template may write: special tokens and end tokens.
+
+        The unknown-token id stands for any unknown character, so it counts only if spelled out.
+        """
+        unknown = self._tokenizer.unk_token_id
+        if unknown is None or any(self._added.get(unknown, "") in t.content for t in turns):
+            return self._controls
+        return self._controls - {unknown}
+
+    def _as_text(self, text: str, controls: Set[int]) -> list[int]:
+        """The ids of `text` without any control token, whatever it spells.
+
+        A tokenizer that will not leave a spelling alone gets it in two pieces.
+        """
+        ids = self._encode(text, split_special_tokens=True)
+        if not _only(controls, ids):
+            return ids
+        for spelling in (self._added[id] for id in controls if id in self._added):
+            start = text.find(spelling)
+            if start >= 0 and len(spelling) > 1:
+                cut = start + 1
+                return self._as_text(text[:cut], controls) + self._as_text(text[cut:], controls)
+        raise ModelError("this tokenizer cannot keep a special token in a task's text as text")
+
+    def _plain_ids(self, turns: list[_Turn]) -> list[int]:
+        text = "\n\n".join(turn.content for turn in turns)
+        return self._as_text(text, self._controls_for(turns))
+
+    def _render(self, turns: list[_Turn]) -> str:
         try:
             return self._apply(turns)
-        except TemplateError as refusal:
-            if turns[0][0] != "system" or len(turns) < 2:
-                raise ModelError(
-                    f"the chat template refuses these messages: {refusal}"
-                ) from refusal
-        (_, system), (role, first), *rest = turns
-        try:
-            return self._apply([(role, f"{system}\n\n{first}"), *rest])
-        except TemplateError as refusal:
-            raise ModelError(f"the chat template refuses these messages: {refusal}") from refusal
+        except TemplateError as error:
+            raise ModelError(f"the model's chat template refuses this text: {error}") from error
 
-    def _apply(self, turns: list[tuple[str, str]]) -> str:
-        conversation = [{"role": role, "content": content} for role, content in turns]
+    def _apply(self, turns: list[_Turn]) -> str:
+        conversation = [{"role": turn.role, "content": turn.content} for turn in turns]
         return str(
             self._tokenizer.apply_chat_template(
                 conversation, tokenize=False, add_generation_prompt=True
             )
         )
 
-    def _encode(self, text: str, *, as_text: bool = False) -> list[int]:
-        ids = self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=as_text)
+    def _encode(self, text: str, *, split_special_tokens: bool = False) -> list[int]:
+        ids = self._tokenizer.encode(
+            text, add_special_tokens=False, split_special_tokens=split_special_tokens
+        )
         return [int(id) for id in ids]
-
-    def _specials(self, ids: list[int]) -> list[int]:
-        return [id for id in ids if id in self._special]
 
     def _leading_bos(self) -> int | None:
         """The BOS that this tokenizer puts before a text of its own accord, if it does."""
@@ -164,3 +216,7 @@ class Renderer:
         if self._bos is not None and ids[:1] != [self._bos]:
             return [self._bos, *ids]
         return ids
+
+
+def _only(kept: Set[int], ids: Sequence[int]) -> list[int]:
+    return [id for id in ids if id in kept]

@@ -104,7 +104,7 @@ class _Facts:
         if not isinstance(value, int) or not 0 <= value < len(
             self.items("tokenizer.ggml.tokens", str)
         ):
-            raise self.damaged(f"names a {key} token outside its vocabulary")
+            raise self.damaged(f"names as its {key} token an id outside its vocabulary")
         return value
 
     def items(self, key: str, kind: type[_Item]) -> list[_Item]:

