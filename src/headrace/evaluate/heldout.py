@@ -62,7 +62,6 @@ class Evaluation:
     def payload(self, confidence: float) -> dict[str, Json]:
         """The summary that goes into the event log."""
         whole = self.estimate(confidence)
-        by_domain = {name: self.estimate(confidence, name) for name in self.domains}
         return {
             "suite": self.suite,
             "version": self.version,
@@ -74,10 +73,20 @@ class Evaluation:
             "unscored": whole.unscored,
             "truncated": sum(item.truncated for item in self.items) / len(self.items),
             "mean_tokens": sum(item.tokens for item in self.items) / len(self.items),
-            "by_domain": {
-                name: {"score": e.score, "stderr": e.stderr, "n": e.n}
-                for name, e in by_domain.items()
-            },
+            "by_domain": {name: self._domain_payload(name, confidence) for name in self.domains},
+        }
+
+    def _domain_payload(self, name: str, confidence: float) -> Json:
+        """A domain's part; a domain in which nothing could be judged has no score."""
+        items = [item for item in self.items if item.domain == name]
+        if all(item.score is None for item in items):
+            return {"score": None, "stderr": None, "n": 0, "unscored": len(items)}
+        found = self.estimate(confidence, name)
+        return {
+            "score": found.score,
+            "stderr": found.stderr,
+            "n": found.n,
+            "unscored": found.unscored,
         }
 
     def to_json(self) -> dict[str, Json]:

@@ -42,11 +42,18 @@ class LoggedListener:
         self._inner.warning(text)
 
     def close(self) -> None:
+        self.__exit__()
+        self._inner.close()
+
+    def __enter__(self) -> LoggedListener:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the file; `inner` belongs to whoever made it."""
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._file.close()
             self._file = None
-        self._inner.close()
 
     def _write(self, text: str) -> None:
         if self._file is None:

@@ -13,9 +13,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import FrameType
 from typing import cast
@@ -74,14 +75,21 @@ class _Parts:
 
 
 def start(
-    recipe: Recipe, *, runs: Path, directory: Path | None = None, listener: Listener
+    recipe: Recipe,
+    *,
+    runs: Path,
+    directory: Path | None = None,
+    listener: Listener,
+    packs: Iterable[EntryPoint] | None = None,
 ) -> RunResult:
     """Make a new run of `recipe` under `runs` (or at `directory`) and train it to its end.
+
+    `packs` replaces the installed task packs.
 
     Raises RecipeError, ModelError or RunError before anything is created; later errors leave
     a run that says "failed" and keeps everything it has acknowledged.
     """
-    with contextlib.closing(Catalogue()) as catalogue:
+    with Catalogue(packs) as catalogue:
         if directory is not None and directory.exists() and any(directory.iterdir()):
             raise RunError(
                 f"{directory} is not empty",
@@ -100,7 +108,9 @@ def start(
         return _drive(run_directory, parts, listener)
 
 
-def resume(path: Path, *, listener: Listener) -> RunResult:
+def resume(
+    path: Path, *, listener: Listener, packs: Iterable[EntryPoint] | None = None
+) -> RunResult:
     """Go on with a run from its last good checkpoint; needs nothing but its directory."""
     directory = RunDirectory.open(path)
     status = directory.status()
@@ -117,7 +127,7 @@ def resume(path: Path, *, listener: Listener) -> RunResult:
             where=str(path / "recipe.json"),
             hint=f"install headrace {directory.env().get('headrace', '?')}, which made it",
         ) from error
-    with contextlib.closing(Catalogue()) as catalogue:
+    with Catalogue(packs) as catalogue:
         return _drive(directory, _prepare(recipe, catalogue, listener), listener)
 
 
@@ -144,47 +154,46 @@ def _drive(directory: RunDirectory, parts: _Parts, listener: Listener) -> RunRes
     with directory.lock():
         attempt = directory.new_attempt()
         log = directory.logs_path / f"attempt_{attempt}" / "run.log"
-        listener = LoggedListener(listener, log)
-        directory.set_status("running")
-        try:
-            with _books(directory, parts.recipe) as books, _safe_stop(listener) as stop_requested:
-                run = _assemble(parts, books, listener, stop_requested)
-                reason = _train(run)
-        except (Interrupted, KeyboardInterrupt) as error:
-            directory.set_status("interrupted", reason=str(error) or "interrupted at once")
-            raise
-        except HeadraceError as error:
-            directory.set_status("failed", reason=str(error), hint=error.hint)
-            raise
-        except BaseException as error:
-            directory.set_status("failed", reason=f"{type(error).__name__}: {error}")
-            raise
-        finally:
-            _derive(directory, listener)
-        directory.set_status("done", reason=reason, step=run.step)
-        _derive(directory, listener)
+        with LoggedListener(listener, log) as logged:
+            directory.set_status("running")
+            try:
+                reason = _train(directory, parts, logged)
+            except (Interrupted, KeyboardInterrupt) as error:
+                directory.set_status("interrupted", reason=str(error) or "interrupted at once")
+                raise
+            except HeadraceError as error:
+                directory.set_status("failed", reason=str(error), hint=error.hint)
+                raise
+            except BaseException as error:
+                directory.set_status("failed", reason=f"{type(error).__name__}: {error}")
+                raise
+            else:
+                directory.set_status("done", reason=reason)
+            finally:
+                _derive(directory, logged)
     return RunResult(directory.path, "done", reason)
 
 
-def _train(run: Run) -> str:
-    recipe = run.recipe
-    if run.step == 0:
-        told = {
-            "recipe": recipe.name,
-            "digest": recipe.digest,
-            "model": recipe.model.source,
-            "seed": recipe.seed,
-            "steps": recipe.steps,
-        }
-        run.books.events.append("run_started", 0, told)
-    started = time.perf_counter()
-    run.listener.phase("training")
-    reason = train(run)
-    seconds = time.perf_counter() - started
-    run.books.events.append(
-        "run_finished", run.step, {"reason": reason, "steps": run.step}, {"training": seconds}
-    )
-    return reason
+def _train(directory: RunDirectory, parts: _Parts, listener: Listener) -> str:
+    """Train to the end with the books open; the reason it ended."""
+    recipe = parts.recipe
+    with _books(directory, recipe) as books, _safe_stop(listener) as stop_requested:
+        run = _assemble(parts, books, listener, stop_requested)
+        if run.step == 0:
+            told = {
+                "recipe": recipe.name,
+                "digest": recipe.digest,
+                "model": recipe.model.source,
+                "seed": recipe.seed,
+                "steps": recipe.steps,
+            }
+            books.events.append("run_started", 0, told)
+        started = time.perf_counter()
+        listener.phase("training")
+        reason = train(run)
+        timing = {"training": time.perf_counter() - started}
+        books.events.append("run_finished", run.step, {"reason": reason, "steps": run.step}, timing)
+        return reason
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ Uniforms = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One token for each of R rows: `ids` [R], `logps` [R]; `supports` only under filters."""
+    """A token for each of R rows: `ids`, `logps` [R]; `supports`, under filters only, [B]."""
 
     ids: Tensor
     logps: Tensor
@@ -68,23 +68,29 @@ def log_distribution(logits: Tensor, params: SamplingParams) -> Tensor:
     return kept - torch.logsumexp(kept, dim=-1, keepdim=True)
 
 
-def draw(logits: Tensor, uniform: Uniforms, params: SamplingParams) -> Draw:
-    """Draw one token for each row of `logits` [R, V] with `uniform` [R] in [0, 1).
+def draw(
+    logits: Tensor, branch: npt.NDArray[np.int64], uniform: Uniforms, params: SamplingParams
+) -> Draw:
+    """Draw R tokens from B distributions `logits` [B, V]: row r from `branch[r]` at `uniform[r]`.
 
     temperature 0 takes the most likely token (the first among equals); its distribution is a
     point, so its log-probability is 0.
     """
+    which = torch.from_numpy(branch).to(logits.device)
     if params.temperature == 0.0:
-        ids = logits.argmax(dim=-1)
+        ids = logits.argmax(dim=-1)[which]
         return Draw(ids=ids, logps=torch.zeros(len(ids)), supports=None)
     logps = log_distribution(logits, params)
     cumulative = logps.double().exp_().cumsum(dim=-1)
-    total = cumulative[:, -1]
+    total = cumulative[which, -1]
     points = torch.from_numpy(uniform).to(total.device) * total
-    below = torch.nextafter(total, torch.zeros_like(total))
-    ids = torch.searchsorted(cumulative, torch.minimum(points, below)[:, None], right=True)[:, 0]
+    points = torch.minimum(points, torch.nextafter(total, torch.zeros_like(total)))
+    ids = torch.empty_like(which)
+    for index in range(len(logits)):
+        rows = (which == index).nonzero()[:, 0]
+        ids[rows] = torch.searchsorted(cumulative[index], points[rows], right=True)
     supports = None
     if is_filtered(params):
-        rows = torch.isfinite(logps).cpu()
-        supports = tuple(row.nonzero()[:, 0].numpy().astype(np.int32) for row in rows)
-    return Draw(ids=ids, logps=logps.gather(1, ids[:, None])[:, 0], supports=supports)
+        kept = torch.isfinite(logps).cpu()
+        supports = tuple(row.nonzero()[:, 0].numpy().astype(np.int32) for row in kept)
+    return Draw(ids=ids, logps=logps[which, ids], supports=supports)

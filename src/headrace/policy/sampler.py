@@ -1,12 +1,13 @@
 """Sampling from the policy: batched, cached, exact.
 
-Prompts are prefilled as prefix trees (what prompts share is computed once, a group's prompt
-once for all of its attempts), then all rows decode together; finished rows leave the batch.
+Whatever sequences share is computed once. Prompts are prefilled as prefix trees, a group's
+prompt once for all of its attempts; attempts that have drawn the same tokens so far decode as
+one branch, which late in training is most of them. Finished sequences leave the batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -60,18 +61,22 @@ class _Row:
 
 
 @dataclass(slots=True)
-class _Batch:
-    """The model's state for the rows still being written (left-padded)."""
+class _Branches:
+    """The model's state for B distinct sequences still being written (left-padded).
+
+    Rows that are token for token the same share a branch until their draws part them.
+    """
 
     cache: Cache
     mask: Tensor
     positions: Tensor
     logits: Tensor
 
-    def keep(self, rows: Tensor) -> None:
-        self.cache.batch_select_indices(rows)
-        self.mask = self.mask[rows]
-        self.positions = self.positions[rows]
+    def select(self, parents: Tensor) -> None:
+        """Become the branches `parents` (indices into the current ones, repeats allowed)."""
+        self.cache.batch_select_indices(parents)
+        self.mask = self.mask[parents]
+        self.positions = self.positions[parents]
 
 
 class TorchSampler:
@@ -145,50 +150,47 @@ class TorchSampler:
 
     def _decode(self, rows: list[_Row], params: SamplingParams) -> Sequence[_Row]:
         stops = self._policy.end_ids | set(params.stop_ids)
-        batch = self._prefill(rows, params.max_new_tokens)
-        alive = list(range(len(rows)))
+        prompts, branch = _distinct([row.prompt.tobytes() for row in rows])
+        batch = self._prefill([rows[i].prompt for i in prompts], params.max_new_tokens)
+        alive = rows
         finished: list[_Row] = []
         for step in range(params.max_new_tokens):
-            last = step == params.max_new_tokens - 1
-            tokens = self._draw_step([rows[i] for i in alive], batch.logits, step, params)
-            open_now: list[int] = []
-            for slot, index in enumerate(alive):
-                row = rows[index]
+            self._write(alive, branch, batch.logits, step, params)
+            going: list[int] = []
+            for index, row in enumerate(alive):
                 if row.ids[-1] in stops:
                     row.stop_reason = "stop"
-                elif last:
-                    row.stop_reason = "length"
-                else:
-                    open_now.append(slot)
-            finished += [rows[alive[s]] for s in range(len(alive)) if s not in set(open_now)]
-            if not open_now:
+                elif step < params.max_new_tokens - 1:
+                    going.append(index)
+            finished += [row for index, row in enumerate(alive) if index not in set(going)]
+            if not going:
                 break
-            if len(open_now) < len(alive):
-                kept = torch.tensor(open_now, device=self._policy.device)
-                batch.keep(kept)
-                tokens = tokens[kept]
-                alive = [alive[slot] for slot in open_now]
-            self._advance(batch, tokens)
+            first, new_branch = _distinct([(branch[i], alive[i].ids[-1]) for i in going])
+            parents = [branch[going[i]] for i in first]
+            tokens = [alive[going[i]].ids[-1] for i in first]
+            alive, branch = [alive[i] for i in going], new_branch
+            self._advance(batch, parents, tokens)
         return finished
 
-    def _draw_step(
-        self, rows: list[_Row], logits: Tensor, step: int, params: SamplingParams
-    ) -> Tensor:
+    def _write(
+        self, rows: list[_Row], branch: list[int], logits: Tensor, step: int, params: SamplingParams
+    ) -> None:
         points = np.array([row.stream[step] for row in rows])
-        drawn = draw(logits, points, params)
+        drawn = draw(logits, np.array(branch), points, params)
         ids, logps = drawn.ids.tolist(), drawn.logps.tolist()
         for slot, row in enumerate(rows):
             row.ids.append(ids[slot])
             row.logps.append(logps[slot])
             if drawn.supports is not None:
-                row.supports.append(drawn.supports[slot])
-        return drawn.ids
+                row.supports.append(drawn.supports[branch[slot]])
 
-    def _advance(self, batch: _Batch, tokens: Tensor) -> None:
-        ones = torch.ones_like(batch.mask[:, :1])
-        batch.mask = torch.cat([batch.mask, ones], dim=1)
+    def _advance(self, batch: _Branches, parents: list[int], tokens: list[int]) -> None:
+        device = self._policy.device
+        if parents != list(range(len(batch.positions))):
+            batch.select(torch.tensor(parents, device=device))
+        batch.mask = torch.cat([batch.mask, torch.ones_like(batch.mask[:, :1])], dim=1)
         out = self._policy.forward(
-            input_ids=tokens[:, None],
+            input_ids=torch.tensor(tokens, device=device)[:, None],
             attention_mask=batch.mask,
             position_ids=batch.positions[:, None],
             cache=batch.cache,
@@ -200,36 +202,33 @@ class TorchSampler:
 
     # --- prefill -------------------------------------------------------------------------
 
-    def _prefill(self, rows: list[_Row], room: int) -> _Batch:
-        lengths = torch.tensor([len(row.prompt) for row in rows])
+    def _prefill(self, prompts: list[Ids], room: int) -> _Branches:
+        """One branch for each of the distinct `prompts`, with `room` for new tokens."""
+        lengths = torch.tensor([len(prompt) for prompt in prompts])
         width = int(lengths.max())
-        mask = (torch.arange(width) >= width - lengths[:, None]).long()
-        build = self._prefill_trees if self._policy.supports_trees else self._prefill_padded
-        cache, logits = build(rows, width, room)
-        device = self._policy.device
-        return _Batch(cache, mask.to(device), lengths.to(device), logits)
+        mask = (torch.arange(width) >= width - lengths[:, None]).long().to(self._policy.device)
+        if self._policy.supports_trees:
+            cache, logits = self._prefill_trees(prompts, width, room)
+        else:
+            cache, logits = self._prefill_padded(prompts, mask)
+        return _Branches(cache, mask, lengths.to(self._policy.device), logits)
 
-    def _prefill_trees(self, rows: list[_Row], width: int, room: int) -> tuple[Cache, Tensor]:
-        unique = _unique_prompts(rows)
+    def _prefill_trees(self, prompts: list[Ids], width: int, room: int) -> tuple[Cache, Tensor]:
         trees: list[tuple[Cache, Tensor]] = []
         order: list[int] = []
         logits: list[Tensor] = []
-        for members, tree in chunks([rows[u[0]].prompt for u in unique], PREFILL_TOKENS):
+        for members, tree in chunks(prompts, PREFILL_TOKENS):
+            nodes = torch.zeros(len(members), width, dtype=torch.int64)
+            for slot, path in enumerate(tree.paths):
+                nodes[slot, width - len(path) :] = torch.from_numpy(path)
             cache, last = self._run_tree(tree)
-            nodes: list[Tensor] = []
-            for member, path in zip(members, tree.paths, strict=True):
-                padded = torch.zeros(width, dtype=torch.int64)
-                padded[width - len(path) :] = torch.from_numpy(path)
-                nodes += [padded] * len(unique[member])
-                order += unique[member]
-            counts = torch.tensor([len(unique[m]) for m in members])
-            logits.append(last.repeat_interleave(counts.to(last.device), dim=0))
-            trees.append((cache, torch.stack(nodes).to(self._policy.device)))
+            trees.append((cache, nodes.to(self._policy.device)))
+            logits.append(last)
+            order += members
         cache = rows_of_trees(trees, room)
-        inverse = torch.tensor(np.argsort(order), device=self._policy.device)
-        if order != sorted(order):
-            cache.batch_select_indices(inverse)
-        return cache, torch.cat(logits)[inverse]
+        back = torch.tensor(np.argsort(order), device=self._policy.device)
+        cache.batch_select_indices(back)
+        return cache, torch.cat(logits)[back]
 
     def _run_tree(self, tree: TokenTree) -> tuple[Cache, Tensor]:
         """Cache of the flattened tree, and the logits after each path's last node."""
@@ -249,35 +248,28 @@ class TorchSampler:
         )
         return out.cache, out.logits[0].float()
 
-    def _prefill_padded(self, rows: list[_Row], width: int, room: int) -> tuple[Cache, Tensor]:
-        del room  # this cache grows by itself
-        unique = _unique_prompts(rows)
-        device = self._policy.device
-        ids = torch.zeros(len(unique), width, dtype=torch.int64)
-        mask = torch.zeros_like(ids)
-        which = torch.zeros(len(rows), dtype=torch.int64)
-        for slot, members in enumerate(unique):
-            prompt = rows[members[0]].prompt
+    def _prefill_padded(self, prompts: list[Ids], mask: Tensor) -> tuple[Cache, Tensor]:
+        width = mask.shape[1]
+        ids = torch.zeros(len(prompts), width, dtype=torch.int64)
+        for slot, prompt in enumerate(prompts):
             ids[slot, width - len(prompt) :] = torch.from_numpy(prompt)
-            mask[slot, width - len(prompt) :] = 1
-            which[members] = slot
-        positions = (mask.cumsum(dim=1) - 1).clamp_min(0)
         out = self._policy.forward(
-            input_ids=ids.to(device),
-            attention_mask=mask.to(device),
-            position_ids=positions.to(device),
+            input_ids=ids.to(self._policy.device),
+            attention_mask=mask,
+            position_ids=(mask.cumsum(dim=1) - 1).clamp_min(0),
             cache=DynamicCache(config=self._policy.config),
             use_cache=True,
             logits_to_keep=1,
         )
-        which = which.to(device)
-        out.cache.batch_select_indices(which)
-        return out.cache, out.logits[:, -1].float()[which]
+        return out.cache, out.logits[:, -1].float()
 
 
-def _unique_prompts(rows: list[_Row]) -> list[list[int]]:
-    """Indices of the rows of each distinct prompt, in order of first appearance."""
-    found: dict[bytes, list[int]] = {}
-    for index, row in enumerate(rows):
-        found.setdefault(row.prompt.tobytes(), []).append(index)
-    return list(found.values())
+def _distinct(keys: Sequence[Hashable]) -> tuple[list[int], list[int]]:
+    """The index of each distinct key's first appearance, and which of them each key is."""
+    numbers: dict[Hashable, int] = {}
+    first: list[int] = []
+    for index, key in enumerate(keys):
+        if key not in numbers:
+            numbers[key] = len(first)
+            first.append(index)
+    return first, [numbers[key] for key in keys]
