@@ -34,6 +34,7 @@ _MEMORY_VARIABLE = "HEADRACE_CHILD_MEMORY_MB"
 _TAIL_BYTES = 4096
 _REPLY_BYTES = 16 * 2**20
 _KILL_SECONDS = 10.0
+_DYING_SECONDS = 2.0
 _ORPHAN_GRACE = 2.0
 _CHUNK = 65536
 _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH")
@@ -142,6 +143,12 @@ class _Life:
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
         return os.waitid(os.P_PID, self.process.pid, flags) is None
 
+    def settle(self) -> None:
+        """Let a process that has closed its output finish dying in its own way."""
+        until = time.monotonic() + _DYING_SECONDS
+        while self.alive() and time.monotonic() < until:
+            time.sleep(0.005)
+
     def end(self) -> None:
         """Kill the process group and reap; the dead leader's id stays ours until `wait`."""
         if self.process.returncode is not None:
@@ -233,6 +240,7 @@ class Child:
                 message = _parse(raw, number)
                 goes_on = message["last"] is False
                 return message["reply"]
+            life.settle()
         except TimeoutError:
             raise ChildTimeout(
                 f"{self._module} gave no answer within {seconds:g} s", where=self._where(life)

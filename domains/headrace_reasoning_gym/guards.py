@@ -1,0 +1,179 @@
+"""What a text must look like before a generator's own scorer may see it, and what idling pays.
+
+Three kinds of condition, each because of how a scorer of reasoning-gym 0.1.25 behaves:
+
+- it hands the text to sympy's parser or to `eval`, and both run any code in it;
+- it raises on a text of another form, which would be a failure of the verifier, not a wrong
+  answer (`prime_factorization`, `boxnet`, `game_of_life`);
+- it pays for wrong answers (`puzzle24` takes any four numbers and cuts 24.9 down to 24;
+  `game_of_life_halting` asks only whether the text is empty).
+
+A text that fails could not be right, so it earns the floor unseen. Where partial credit pays
+for an answer without any work in it, what that answer is paid belongs to the floor.
+
+Pure functions of text and entry; run in the worker, import no reasoning_gym, and evaluate
+nothing but integer arithmetic.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import operator
+import re
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any
+
+from headrace.types import Json
+
+__all__ = ["idle_answer", "refusal"]
+
+_Condition = Callable[[str, Mapping[str, Any]], bool]
+
+_FORM = re.compile(r"[A-Za-z0-9\s+\-*/^().,]+")
+_WORD = re.compile(r"[A-Za-z][A-Za-z0-9]*")
+_FUNCTION = re.compile(r"Abs|abs|a?(?:sin|cos|tan)h?|sec|csc|cot|exp|ln|log|sqrt|pi")
+_FACTORS = re.compile(r"\s*\d{1,30}\s*(?:×\s*\d{1,30}\s*)*", re.ASCII)
+_OPERATIONS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+_HARMLESS = (
+    ast.Expression,
+    ast.Constant,
+    ast.List,
+    ast.Load,
+    ast.Name,
+    ast.Tuple,
+    ast.UnaryOp,
+    ast.USub,
+)
+
+
+def refusal(generator: str, text: str, entry: Mapping[str, Any]) -> str | None:
+    """Why `text` earns the floor unseen, or None if the generator's scorer may judge it.
+
+    `entry` is what the generator made: question, reference answer, metadata.
+    """
+    for condition, reason in _CONDITIONS.get(generator, ()):
+        if not condition(text, entry):
+            return reason
+    return None
+
+
+def idle_answer(generator: str, entry: Mapping[str, Any]) -> str | None:
+    """The answer that earns partial credit without work, where a generator has one.
+
+    Turning a face of the cube there and back, repeating the number to be factorised, a board
+    of dead cells, an empty plan.
+    """
+    match generator:
+        case "rubiks_cube":
+            return "U U'"
+        case "prime_factorization":
+            return str(entry["metadata"]["number"])
+        case "game_of_life":
+            return json.dumps([[0] * len(row) for row in json.loads(entry["answer"])])
+        case "boxnet":
+            return "[]"
+        case _:
+            return None
+
+
+def _is_expression(text: str, _entry: Mapping[str, Any]) -> bool:
+    """Numbers, one-letter names and common functions in arithmetic; nothing sympy would run."""
+    words = _WORD.findall(text)
+    return _FORM.fullmatch(text) is not None and all(
+        len(word) == 1 or _FUNCTION.fullmatch(word) for word in words
+    )
+
+
+def _is_inert(text: str, _entry: Mapping[str, Any]) -> bool:
+    """Whether `eval(text)` can do nothing: it is no Python, or names and literals only."""
+    try:
+        tree = ast.parse(text.lstrip(" \t"), mode="eval")
+    except (SyntaxError, ValueError):
+        return True
+    except (RecursionError, MemoryError):
+        return False
+    return all(isinstance(node, _HARMLESS) for node in ast.walk(tree))
+
+
+def _is_product(text: str, _entry: Mapping[str, Any]) -> bool:
+    return _FACTORS.fullmatch(text) is not None
+
+
+def _is_grid(text: str, _entry: Mapping[str, Any]) -> bool:
+    rows = _parsed(text)
+    return isinstance(rows, list) and all(isinstance(row, list) for row in rows)
+
+
+def _is_plan(text: str, _entry: Mapping[str, Any]) -> bool:
+    steps = _parsed(text)
+    return isinstance(steps, list) and all(
+        isinstance(step, dict) and all(isinstance(action, str) for action in step.values())
+        for step in steps
+    )
+
+
+def _has_its_numbers(text: str, entry: Mapping[str, Any]) -> bool:
+    used = [int(digits) for digits in re.findall(r"\d{1,9}", text, re.ASCII)]
+    return sorted(used) == sorted(entry["metadata"]["numbers"])
+
+
+def _makes_24(text: str, _entry: Mapping[str, Any]) -> bool:
+    try:
+        return _value(ast.parse(text.strip(), mode="eval").body) == 24
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+        return False
+
+
+def _is_reference(text: str, entry: Mapping[str, Any]) -> bool:
+    return text.strip().lower() == str(entry["answer"]).strip().lower()
+
+
+def _value(node: ast.expr) -> Fraction:
+    """The exact value of integers under + - * /; ValueError for anything else."""
+    match node:
+        case ast.Constant(value=int(number)):
+            return Fraction(number)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_value(operand)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
+            return _OPERATIONS[type(op)](_value(left), _value(right))
+        case _:
+            raise ValueError(type(node).__name__)
+
+
+def _parsed(text: str) -> Json:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+_EXPRESSION = (_is_expression, "not a plain arithmetic expression")
+_LITERAL = (_is_inert, "a Python expression that is no literal")
+
+_CONDITIONS: Mapping[str, tuple[tuple[_Condition, str], ...]] = {
+    "countdown": (_EXPRESSION,),
+    "intermediate_integration": (_EXPRESSION,),
+    "polynomial_multiplication": (_EXPRESSION,),
+    "simple_integration": (_EXPRESSION,),
+    "puzzle24": (
+        _EXPRESSION,
+        (_has_its_numbers, "other numbers than the given ones"),
+        (_makes_24, "not exactly 24"),
+    ),
+    "binary_matrix": (_LITERAL,),
+    "n_queens": (_LITERAL,),
+    "spiral_matrix": (_LITERAL,),
+    "string_insertion": (_LITERAL,),
+    "prime_factorization": ((_is_product, "no product of whole numbers"),),
+    "boxnet": ((_is_plan, "no JSON list of actions by agent"),),
+    "game_of_life": ((_is_grid, "no JSON list of rows"),),
+    "game_of_life_halting": ((_is_reference, "not the reference answer"),),
+}

@@ -1,0 +1,104 @@
+"""Writes `generators.json`: which curriculum levels of which generators can be trained on.
+
+    python -m headrace_reasoning_gym.survey [NAME ...] > generators.json
+
+A level is left out, with its reason, if its configuration is invalid, repeats the one before,
+finds no sound entry, takes too much CPU for a task, or writes questions or answers that are
+too long. A generator without a usable level falls back on its default configuration. With
+names, the other generators keep what the committed table says. Takes about half an hour; for
+maintainers, after an upgrade of reasoning_gym.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from headrace.errors import UsageError
+from headrace.types import Json
+from headrace.verify.child import Child, ChildError
+from headrace_reasoning_gym import MAX_CHARACTERS, NOT_GENERATORS, WORKER
+from headrace_reasoning_gym.table import table
+
+__all__ = ["main"]
+
+SAMPLES = 16
+MEAN_SECONDS = 2.0
+WALL_SECONDS = 90.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a level's samples showed: a reason to leave it out, and its configuration."""
+
+    reason: str | None
+    configuration: str = ""
+
+
+def _look(child: Child, generator: str, level: int | None) -> Finding:
+    total = 0.0
+    configuration = ""
+    for index in range(SAMPLES):
+        request = {"op": "survey", "generator": generator, "level": level, "index": index}
+        try:
+            reply = child.call(request, deadline=WALL_SECONDS)
+        except ChildError as error:
+            return Finding(f"{type(error).__name__}: {error.what[-300:]}")
+        if "error" in reply:
+            return Finding(reply["error"])
+        for part in ("question", "answer"):
+            if len(reply[part] or "") > MAX_CHARACTERS:
+                return Finding(f"its {part} can have more than {MAX_CHARACTERS} characters")
+        configuration = reply["configuration"]
+        total += reply["seconds"]
+        if total > SAMPLES * MEAN_SECONDS:
+            return Finding(f"takes more than {MEAN_SECONDS:g} s of CPU a task")
+    return Finding(None, configuration)
+
+
+def _entry(child: Child, generator: str, count: int) -> Json:
+    levels: list[int | None] = []
+    refused: dict[str, str] = {}
+    before = ""
+    for level in range(count):
+        finding = _look(child, generator, level)
+        reason = finding.reason
+        if reason is None and finding.configuration == before:
+            reason = "the same configuration as the level before"
+        print(generator, level, reason or "good", file=sys.stderr, flush=True)
+        if reason is None:
+            levels.append(level)
+            before = finding.configuration
+        else:
+            refused[str(level)] = reason
+    if not levels:
+        finding = _look(child, generator, None)
+        print(generator, None, finding.reason or "good", file=sys.stderr, flush=True)
+        levels.append(None)
+        if finding.reason is not None:
+            refused["default"] = finding.reason
+    return {"levels": levels, "refused": refused}
+
+
+def main(names: list[str]) -> None:
+    child = Child(WORKER)
+    described = child.call({"op": "describe"}, deadline=60.0)
+    unknown = set(names) - set(described)
+    if unknown:
+        raise UsageError(f"no generator named {', '.join(sorted(unknown))}")
+    generators: dict[str, Json] = {}
+    for name in sorted(set(described) - NOT_GENERATORS):
+        if name in (names or described):
+            generators[name] = _entry(child, name, described[name])
+        else:
+            kept = table().generators[name]
+            generators[name] = {"levels": list(kept.levels), "refused": dict(kept.refused)}
+    child.close()
+    found = {"reasoning_gym": version("reasoning-gym"), "generators": generators}
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

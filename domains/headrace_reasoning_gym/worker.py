@@ -1,0 +1,261 @@
+"""The child process in which reasoning_gym lives: makes entries and scores answers.
+
+Started by the pack as `python -m headrace_reasoning_gym.worker`. Requests and replies:
+
+- `{"op": "make", "generator", "level", "index"}` -> `{"question", "answer", "seed"}`, or
+  `{"error"}` where no seed gives an entry whose scorer accepts its own reference answer;
+- `{"op": "score", "generator", "level", "seed", "digest", "text"}` -> `{"raw", "floor",
+  "note"}`, `raw` None where it could not be scored; `digest` is the content hash of the question;
+- `{"op": "survey", "generator", "level", "index"}` -> `make`'s reply with `seconds` of CPU and
+  the `configuration`; `{"op": "describe"}` -> `{generator: levels of its curriculum, 0: none}`.
+
+`level` None is the generator's default configuration. Python's and numpy's global generators
+are seeded before every library call, so a reply is a pure function of its request, with one
+exception: an attempt that needs more than ATTEMPT_SECONDS of CPU is given up for the next
+seed, and machines differ in speed. The seed that was taken is part of the task.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+import importlib
+import json
+import math
+import random
+import signal
+import time
+from collections import OrderedDict
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from headrace.types import Json, content_hash
+from headrace.verify.child import serve
+from headrace_reasoning_gym.guards import idle_answer, refusal
+
+__all__ = ["LIBRARY_ERRORS", "UnsoundEntry", "Workshop", "main"]
+
+ATTEMPTS = 20
+ATTEMPT_SECONDS = 4.0
+FULL_MARKS = 0.999
+KEPT = 64
+_EXAMPLES = {
+    "graph_color": "possible_answer",
+    "propositional_logic": "example_answer",
+    "rubiks_cube": "example_correct_answer",
+}
+
+LIBRARY_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NameError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
+"""What a generator or scorer may raise on bad input; anything else ends the process."""
+
+
+class UnsoundEntry(ValueError):
+    """An entry that cannot be judged: its scorer rejects the reference, or pays for nothing."""
+
+
+class TooSlow(RuntimeError):
+    """An attempt used up its CPU seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """An entry with the dataset that can score it and what no work is paid (0..1).
+
+    `reference` is an answer that gets full marks, None where the library knows none.
+    """
+
+    dataset: Any
+    entry: dict[str, Any]
+    seed: int
+    reference: str | None
+    floor: float = 0.0
+
+    def pay(self, answer: str | None) -> float:
+        """The scorer's own verdict; ValueError if it is not finite."""
+        _reseed(self.seed)
+        raw = float(self.dataset.score_answer(answer, copy.deepcopy(self.entry)))
+        if not math.isfinite(raw):
+            raise ValueError(f"the score is {raw}")
+        return raw
+
+
+@dataclass(slots=True)
+class Workshop:
+    """Answers requests, and keeps the last few entries for scoring."""
+
+    kept: OrderedDict[tuple[str, int | None, int], Made] = field(
+        default_factory=OrderedDict[tuple[str, int | None, int], Made]
+    )
+
+    def answer(self, request: Json) -> Json:
+        match request["op"]:
+            case "describe":
+                return _describe()
+            case "make":
+                return self._make(request["generator"], request["level"], request["index"])
+            case "survey":
+                return self._survey(request["generator"], request["level"], request["index"])
+            case "score":
+                return self._score(request)
+            case other:
+                raise ValueError(f"no operation {other!r}")
+
+    def _make(self, generator: str, level: int | None, index: int) -> Json:
+        reasons: list[str] = []
+        for attempt in range(ATTEMPTS):
+            seed = _seed(generator, level, index, attempt)
+            try:
+                with _bounded(ATTEMPT_SECONDS):
+                    made = _sound(generator, level, seed)
+            except LIBRARY_ERRORS as error:
+                reasons.append(f"{type(error).__name__}: {error}"[:200])
+                continue
+            self._keep(generator, level, made)
+            return {"question": made.entry["question"], "answer": made.reference, "seed": seed}
+        return {"error": f"no sound entry in {ATTEMPTS} attempts ({reasons[0]})"}
+
+    def _score(self, request: Json) -> Json:
+        generator, level, seed = request["generator"], request["level"], request["seed"]
+        text = request["text"]
+        try:
+            made = self.kept.get((generator, level, seed)) or _sound(generator, level, seed)
+            self._keep(generator, level, made)
+            if content_hash(made.entry["question"]) != request["digest"]:
+                raise UnsoundEntry("the entry could not be made again")
+            note = refusal(generator, text, made.entry)
+            raw = made.floor if note else made.pay(text)
+        except LIBRARY_ERRORS as error:
+            return {"raw": None, "floor": 0.0, "note": f"{type(error).__name__}: {error}"[:300]}
+        return {"raw": raw, "floor": made.floor, "note": note or ""}
+
+    def _survey(self, generator: str, level: int | None, index: int) -> Json:
+        start = time.process_time()
+        reply = self._make(generator, level, index)
+        configuration = dataclasses.asdict(_configuration(generator, level, 0))
+        return {
+            **reply,
+            "seconds": time.process_time() - start,
+            "configuration": repr(sorted(configuration.items())),
+        }
+
+    def _keep(self, generator: str, level: int | None, made: Made) -> None:
+        key = (generator, level, made.seed)
+        self.kept[key] = made
+        self.kept.move_to_end(key)
+        while len(self.kept) > KEPT:
+            self.kept.popitem(last=False)
+
+
+def _sound(generator: str, level: int | None, seed: int) -> Made:
+    """The entry of a seed; UnsoundEntry unless its reference is paid 1 and nothing is not."""
+    kind = _factory().DATASETS[generator][0]
+    configuration = _configuration(generator, level, seed)
+    _reseed(seed)
+    dataset = kind(config=configuration)
+    entry = dataset[0]
+    if not isinstance(entry["question"], str) or not entry["question"].strip():
+        raise UnsoundEntry("no question")
+    if generator == "codeio" and not entry["metadata"]["input_data"]:
+        raise UnsoundEntry("its program failed")
+    made = Made(dataset, entry, seed, _reference(generator, entry))
+    floor = max(0.0, made.pay(""), made.pay(None))
+    if floor >= FULL_MARKS:
+        raise UnsoundEntry("an empty answer gets full marks")
+    idle = idle_answer(generator, entry)
+    if idle is not None and (paid := made.pay(idle)) < FULL_MARKS:
+        floor = max(floor, paid)
+    if made.reference is not None and (
+        refusal(generator, made.reference, entry) or made.pay(made.reference) < FULL_MARKS
+    ):
+        raise UnsoundEntry("the reference answer does not get full marks")
+    return dataclasses.replace(made, floor=floor)
+
+
+def _reference(generator: str, entry: dict[str, Any]) -> str | None:
+    """The entry's answer; some generators keep an example of one in the metadata instead."""
+    answer = entry["answer"]
+    if answer is None and generator in _EXAMPLES:
+        answer = entry["metadata"][_EXAMPLES[generator]] or None
+        answer = json.dumps(answer) if isinstance(answer, dict) else answer
+    if answer is not None and not isinstance(answer, str):
+        raise UnsoundEntry(f"the reference answer is a {type(answer).__name__}")
+    return answer
+
+
+def _configuration(generator: str, level: int | None, seed: int) -> Any:
+    if level is None:
+        return _factory().DATASETS[generator][1](seed=seed, size=1)
+    curriculum = _factory().CURRICULA[generator]()
+    curriculum.set_global_level(level)
+    return curriculum.generate_configuration({"seed": seed, "size": 1})
+
+
+def _describe() -> dict[str, int]:
+    levels: dict[str, int] = {}
+    curricula = _factory().CURRICULA
+    for name in _factory().DATASETS:
+        attributes = curricula[name]().attributes.values() if name in curricula else ()
+        levels[name] = max((len(attribute.levels) for attribute in attributes), default=0)
+    return levels
+
+
+@contextmanager
+def _bounded(seconds: float) -> Generator[None]:
+    """TooSlow in the body after so much CPU, and again and again if a library swallows it."""
+
+    def give_up(_number: int, _frame: FrameType | None) -> None:
+        raise TooSlow(f"more than {seconds:g} s of CPU")
+
+    signal.signal(signal.SIGVTALRM, give_up)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds, 0.1)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+
+
+def _seed(generator: str, level: int | None, index: int, attempt: int) -> int:
+    key = f"{generator}/{level}/{index}/{attempt}"
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") >> 1
+
+
+def _reseed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+
+
+def _factory() -> Any:
+    """The library's registry of generators; the first import takes seconds."""
+    return importlib.import_module("reasoning_gym").factory
+
+
+def load() -> Workshop:
+    """Import reasoning_gym now, so that no request pays for it."""
+    _factory()
+    return Workshop()
+
+
+def main() -> None:
+    """Serve requests until the parent is gone."""
+    serve(lambda: load().answer)
+
+
+if __name__ == "__main__":
+    main()
