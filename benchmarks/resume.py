@@ -5,8 +5,8 @@
     python benchmarks/resume.py --recipe quickstart --set steps=6    the real model
 
 Each kill is SIGKILL to a process that trains through the command line. A third of them wait
-until a checkpoint is being written, the others strike at a random moment between the first
-recorded event and the end, mostly while sampling. After `headrace resume`, weights, optimizer
+until a checkpoint is being written, the others strike at a random moment after a
+random event, mostly while sampling or learning. After `headrace resume`, weights, optimizer
 state, events (times aside), trajectories (times aside) and evaluations are compared with
 those of a run that nobody disturbed.
 """
@@ -91,6 +91,14 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
+class Pace:
+    """How many events a run has and how far apart they are on average."""
+
+    events: int
+    seconds_per_event: float
+
+
+@dataclass(frozen=True, slots=True)
 class Kill:
     number: int
     seconds: float
@@ -115,11 +123,11 @@ def main() -> int:
             Path(recipe).write_text(RECIPE)
         command = [recipe, *(f"--set={item}" for item in options.set), "--set=deterministic=true"]
         started = time.perf_counter()
-        expected, span = _undisturbed(command, root / "undisturbed")
+        expected, pace = _undisturbed(command, root / "undisturbed")
         print(f"undisturbed run: {time.perf_counter() - started:.1f} s", file=sys.stderr)
         kills: list[Kill] = []
         for number in range(options.kills):
-            kill = _kill_and_resume(command, root / f"killed-{number}", number, span, expected)
+            kill = _kill_and_resume(command, root / f"killed-{number}", number, pace, expected)
             verdict = "same" if kill.passed else "DIFFERENT"
             print(f"kill {number + 1}/{options.kills}: {kill.during}: {verdict}", file=sys.stderr)
             kills.append(kill)
@@ -157,19 +165,20 @@ def _headrace(*arguments: str, log: Path) -> subprocess.Popen[bytes]:
         )
 
 
-def _undisturbed(command: list[str], run: Path) -> tuple[Outcome, tuple[float, float]]:
-    """The outcome, and when the first event and the end were, in seconds after the start."""
+def _undisturbed(command: list[str], run: Path) -> tuple[Outcome, Pace]:
+    """The outcome, and how its events came."""
     log = run.with_suffix(".log")
     process = _headrace("run", *command, "--dir", str(run), log=log)
     started = time.perf_counter()
-    first = _wait_for(process, lambda: (run / "events.jsonl").exists())
+    first = _wait_for(process, lambda: _count(run) > 0)
     if process.wait() != 0:
         raise SystemExit(f"the undisturbed run failed:\n{log.read_text()[-2000:]}")
-    return _outcome(run), (first, time.perf_counter() - started)
+    total = _count(run)
+    return _outcome(run), Pace(total, (time.perf_counter() - started - first) / total)
 
 
 def _kill_and_resume(
-    command: list[str], run: Path, number: int, span: tuple[float, float], expected: Outcome
+    command: list[str], run: Path, number: int, pace: Pace, expected: Outcome
 ) -> Kill:
     log = run.with_suffix(".log")
     process = _headrace("run", *command, "--dir", str(run), log=log)
@@ -180,9 +189,9 @@ def _kill_and_resume(
         time.sleep(random.uniform(0, 0.02))
         during = "writing a checkpoint"
     else:
-        _wait_for(process, lambda: (run / "events.jsonl").exists())
-        deadline = time.perf_counter() + random.uniform(0, span[1] - span[0])
-        _wait_for(process, lambda: time.perf_counter() >= deadline)
+        target = random.randrange(1, pace.events)
+        _wait_for(process, lambda: _count(run) >= target)
+        time.sleep(random.uniform(0, pace.seconds_per_event))
         during = "anywhere"
     seconds = time.perf_counter() - started
     alive = process.poll() is None
@@ -211,6 +220,11 @@ def _wait_for(process: subprocess.Popen[bytes], condition: Callable[[], bool]) -
             raise SystemExit("waited 30 minutes for a run that does not get on")
         time.sleep(0.002)
     return time.perf_counter() - started
+
+
+def _count(run: Path) -> int:
+    path = run / "events.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def _outcome(run: Path) -> Outcome:

@@ -62,5 +62,5 @@ class LoggedListener:
             self._file.write(f"{datetime.now(UTC).isoformat(timespec='seconds')} {text}\n")
             self._file.flush()
         except OSError as error:
-            self._file = None
+            self.__exit__()
             self._inner.warning(f"the log file cannot be written any more: {error}")

@@ -22,16 +22,16 @@ from types import FrameType
 from typing import cast
 
 import torch
-from pydantic import ValidationError
 
 from headrace import __version__
 from headrace.algorithms.control import EntropyController, KlController
+from headrace.configure import parse_recipe
 from headrace.data.packs import Catalogue
 from headrace.data.render import Renderer, Tokenizer
 from headrace.data.source import TaskSource
 from headrace.environments.single_turn import SingleTurn
 from headrace.errors import HeadraceError, Interrupted, RunError
-from headrace.observe.listener import Listener
+from headrace.observe.listener import Listener, StageProgress
 from headrace.observe.logfile import LoggedListener
 from headrace.observe.metrics import write_metrics
 from headrace.observe.report import write_report
@@ -119,14 +119,7 @@ def resume(
     if directory.locked():
         with directory.lock():
             raise AssertionError("a held lock cannot be taken")
-    try:
-        recipe = Recipe.model_validate(directory.recipe())
-    except ValidationError as error:
-        raise RunError(
-            f"the run's recipe does not fit this version of headrace: {error}",
-            where=str(path / "recipe.json"),
-            hint=f"install headrace {directory.env().get('headrace', '?')}, which made it",
-        ) from error
+    recipe = parse_recipe(directory.recipe(), where=str(path / "recipe.json"))
     with Catalogue(packs) as catalogue:
         return _drive(directory, _prepare(recipe, catalogue, listener), listener)
 
@@ -138,7 +131,7 @@ def _prepare(recipe: Recipe, catalogue: Catalogue, listener: Listener) -> _Parts
     domains = {item.name: catalogue.open(item.name) for item in specs}
     source = TaskSource(spec, domains, recipe.seed)
     listener.phase(f"loading {recipe.model.source}")
-    loaded = load(recipe.model.source)
+    loaded = load(recipe.model.source, progress=StageProgress(listener))
     listener.phase("drawing the held-out tasks")
     heldout = source.heldout(recipe.evaluate.items, recipe.evaluate.tiers)
     return _Parts(recipe, loaded, domains, source, heldout)
