@@ -5,7 +5,9 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from headrace.errors import CheckpointError, StorageError
 from headrace.store.checkpoints import Checkpoints
@@ -230,6 +232,17 @@ def test_a_full_disk_says_what_to_free_and_keeps_the_older_ones(tmp_path: Path) 
         assert latest is not None
         assert latest.step == 2
         checkpoints.write(name_of(3), fill_of(3), {})
+
+
+def test_a_disk_that_safetensors_finds_full_is_a_storage_error_too(tmp_path: Path) -> None:
+    def fill(directory: Path) -> None:
+        save_file({"weight": np.zeros(100_000, np.float32)}, directory / "model.safetensors")
+
+    with tiny_disk(tmp_path / "disk") as disk:
+        checkpoints = written(disk / "checkpoints", [1])
+        with pytest.raises(StorageError, match=FULL):
+            checkpoints.write(name_of(2), fill, {})
+        assert everything(disk / "checkpoints") == ["step_000001"]
 
 
 def test_only_regular_files_and_sane_names_are_accepted(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def test_what_json_cannot_hold_is_refused_by_name(value: object) -> None:
 @pytest.mark.parametrize("text", ["NaN", "[1e400, Infinity]", "{", "[" * 100_000, "1" * 5000])
 def test_what_is_not_strict_json_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError):
-        parse_json(text)
+        parse_json(text.encode())
 
 
 def test_json_files_round_trip_and_damaged_ones_name_themselves(tmp_path: Path) -> None:

@@ -10,14 +10,16 @@ import errno
 import json
 import math
 import os
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 
-from headrace.errors import StorageError
+from headrace.errors import HeadraceError, StorageError
 from headrace.types import Json
 
 __all__ = [
@@ -43,19 +45,46 @@ _REASONS = {
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-@contextmanager
-def storage_guard(path: Path, *, needed: int = 0, verb: str = "write") -> Generator[None]:
-    """Turn an `OSError` inside the block into a `StorageError` about `path`.
+def storage_guard(
+    path: Path, *, needed: int = 0, verb: str = "write"
+) -> AbstractContextManager[None]:
+    """Turn an operating system's error inside the block into a `StorageError` about `path`.
 
-    `needed`: bytes the operation wants, for the hint of a full disk; 0 when unknown.
+    That is any `OSError`, and whatever else carries its number in Rust's words, as safetensors
+    does: "No space left on device (os error 28)". `needed`: bytes the operation wants, for the
+    hint of a full disk; 0 when unknown.
     """
-    try:
-        yield
-    except OSError as error:
-        reason = _REASONS.get(error.errno or 0) or error.strerror or str(error)
+    return _Guard(path, needed, verb)
+
+
+@dataclass(frozen=True, slots=True)
+class _Guard:
+    path: Path
+    needed: int
+    verb: str
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        cause = error if isinstance(error, OSError) else _rust_error(error)
+        if cause is None:
+            return
+        reason = _REASONS.get(cause.errno or 0) or cause.strerror or str(cause)
         raise StorageError(
-            f"cannot {verb} {path}: {reason}", where=str(path), hint=_hint(error, path, needed)
+            f"cannot {self.verb} {self.path}: {reason}",
+            where=str(self.path),
+            hint=_hint(cause, self.path, self.needed),
         ) from error
+
+
+def _rust_error(error: BaseException | None) -> OSError | None:
+    if error is None or isinstance(error, HeadraceError):
+        return None
+    match = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(match[1]), os.strerror(int(match[1]))) if match else None
 
 
 def _hint(error: OSError, path: Path, needed: int) -> str:
@@ -132,16 +161,19 @@ def _write_all(descriptor: int, data: bytes) -> None:
 # --- JSON ----------------------------------------------------------------------------------
 
 
-def parse_json(text: str | bytes) -> Json:
-    """Parse strict JSON: NaN, infinities and absurd nesting raise ValueError."""
-    try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-
-
 def _refuse_constant(name: str) -> Json:
     raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+def parse_json(data: bytes) -> Json:
+    """Parse strict JSON in UTF-8: NaN, infinities and absurd nesting raise ValueError."""
+    try:
+        return _DECODER.decode(data.decode())
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
 
 
 def read_json(path: Path) -> Json:

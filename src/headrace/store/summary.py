@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from headrace.store.events import Event, History, read_history
-from headrace.store.runs import RunDirectory, RunStatus, recipe_title
+from headrace.store.events import Event, read_history
+from headrace.store.runs import RunDirectory, recipe_title
 from headrace.types import Json
 
-__all__ = ["Difference", "Heldout", "RunSummary", "Score", "Seconds", "summarise", "summary_of"]
+__all__ = ["Difference", "Heldout", "RunSummary", "Score", "Seconds", "summarise"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,17 +87,14 @@ class RunSummary:
 
 def summarise(run: RunDirectory) -> RunSummary:
     """The summary of a run. Raises StorageError when its files are damaged."""
-    return summary_of(run.name, run.recipe(), run.status(), read_history(run.events_path))
-
-
-def summary_of(name: str, recipe: Json, status: RunStatus, history: History) -> RunSummary:
-    """The same from what was read already."""
+    status = run.status()
+    history = read_history(run.events_path)
     events = history.events
     steps = [event for event in events if event.kind == "step"]
-    title = recipe_title(recipe)
+    title = recipe_title(run.recipe())
     started = _last(events, "run_started")
     return RunSummary(
-        run=name,
+        run=run.name,
         recipe=title.name,
         model=title.model,
         status=status.state,
@@ -173,9 +170,7 @@ def _domains(events: Sequence[Event]) -> dict[str, dict[str, Json]]:
     domains: dict[str, dict[str, Json]] = {}
     for event in events:
         if event.kind == "step":
-            for name in _mapping(event.payload, "domains"):
-                latest = _mapping(_mapping(event.payload, "domains"), name)
-                domains[name] = {**domains.get(name, {}), **latest}
+            domains.update(_mapping(event.payload, "domains"))
         elif event.kind == "curriculum":
             name, tier = event.payload.get("domain"), _integer(event.payload, "to_tier")
             if isinstance(name, str) and tier is not None:
