@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
@@ -11,7 +13,6 @@ from pathlib import Path
 import numpy as np
 
 from headrace.recipe import Recipe
-from headrace.store.events import EventLog
 from headrace.store.files import write_json_atomic
 from headrace.store.runs import RunDirectory
 from headrace.store.trajectories import WaveLog
@@ -27,7 +28,9 @@ from headrace.types import (
 )
 
 __all__ = [
+    "Appended",
     "Element",
+    "Whole",
     "domain_state",
     "evaluation",
     "item",
@@ -71,9 +74,22 @@ Appended = tuple[str, int, Mapping[str, Json], Mapping[str, float]]
 
 
 def write_events(run: RunDirectory, events: Sequence[Appended]) -> None:
-    with EventLog(run.events_path) as log:
-        for kind, step, payload, timing in events:
-            log.append(kind, step, payload, timing)
+    """The log of these events as it lies on the disk: each line with its checksum.
+
+    Unlike the log's own writer this takes any number, and does not wait for the disk.
+    """
+    with run.events_path.open("a", encoding="ascii") as file:
+        for seq, (kind, step, payload, timing) in enumerate(events):
+            head = _encoded({"seq": seq, "kind": kind, "step": step, **payload})[:-1]
+            crc = f"{zlib.crc32(head.encode()):08x}"
+            tail = _encoded({"crc": crc, "time": "2026-03-01T10:00:00+00:00", "timing": timing})
+            file.write(f"{head},{tail[1:]}\n")
+
+
+def _encoded(value: Json) -> str:
+    """JSON whose infinities are written as numbers too large for a float, as JSON allows."""
+    text = json.dumps(value, separators=(",", ":"))
+    return text.replace("Infinity", "1e999")
 
 
 def write_items(run: RunDirectory, step: int, items: Sequence[Mapping[str, Json]]) -> None:
@@ -99,19 +115,22 @@ def domain_state(rate: float | None, *, tier: int = 0, share: float = 1.0) -> di
 
 
 def step_payload(
-    reward: float, *, domains: Mapping[str, Json] | None = None, noise: float = 0.0
+    reward: float,
+    *,
+    solved: float | None = None,
+    domains: Mapping[str, Json] | None = None,
+    noise: float = 0.0,
 ) -> dict[str, Json]:
     """A step event as the pipeline writes it, of a run whose health follows its reward."""
-    reward = min(max(reward + noise, 0.0), 1.0)
     return {
         "version": 1,
         "reward": {
             "mean": reward,
             "stderr": (reward * (1 - reward) / 64) ** 0.5,
-            "p10": max(0.0, round(reward - 0.4)),
+            "p10": max(0.0, reward - 0.3),
             "p50": float(round(reward)),
-            "p90": 1.0,
-            "solved": reward * 0.95,
+            "p90": min(1.0, reward + 0.25),
+            "solved": reward if solved is None else solved,
         },
         "length": {"mean": 14 - 8 * reward + noise * 10, "p50": 9.0, "p95": 20 - 6 * reward},
         "truncated": max(0.0, 0.3 - 0.3 * reward),
@@ -282,20 +301,26 @@ def whole_run(
             events.append(("curriculum", step, {**move, "pass_rate": 0.92}, {}))
             tier += 1
         noise = random_.uniform(-0.04, 0.04)
-        payload = step_payload(grown + after_move, domains=rates, noise=noise)
+        reward = min(max(grown + after_move + noise, 0.0), 1.0)
+        solved = reward if domains == 1 else reward * 0.9
+        payload = step_payload(reward, solved=solved, domains=rates, noise=noise)
         events.append(("step", step, payload, step_timing(step)))
         if every and step % every == 0 and step < steps:
             events.append(("evaluation", step, evaluation(min(grown, 0.9), items), {}))
     after = evaluation(0.94, items, by_domain=_by_domain(names, 0.8, random_))
     events.append(("evaluation", steps, after, {"seconds": 20.0}))
+    first = [item(i, solved=i % 3 == 0) for i in range(items)]
+    last = [item(i, solved=i % 17 != 0, after=True) for i in range(items)]
+    gained = sum(i % 3 != 0 and i % 17 != 0 for i in range(items))
+    lost = sum(i % 3 == 0 and i % 17 == 0 for i in range(items))
     compared = {"suite": "heldout", "value": 0.6, "stderr": 0.035, "low": 0.53, "high": 0.67}
-    counts = {"n": items, "gained": 123, "lost": 3, "confidence": 0.95, "p_value": 1e-9}
+    counts = {"n": items, "gained": gained, "lost": lost, "confidence": 0.95, "p_value": 1e-9}
     events.append(("comparison", steps, {**compared, **counts}, {}))
     ended = {"reason": "all steps done", "steps": steps}
     events.append(("run_finished", steps, ended, {"training": 246.0}))
     write_events(run, events)
-    write_items(run, 0, [item(i, solved=i % 3 == 0) for i in range(items)])
-    write_items(run, steps, [item(i, solved=i % 17 != 0, after=True) for i in range(items)])
+    write_items(run, 0, first)
+    write_items(run, steps, last)
     with WaveLog(run.trajectories_path) as waves:
         for step in (1, steps):
             waves.append_wave(f"{step:06d}:0", _wave(step, good=step > 1))

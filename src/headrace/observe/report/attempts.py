@@ -15,7 +15,7 @@ from headrace.types import Trajectory
 
 __all__ = ["attempts"]
 
-_GROUPS = 4
+_GROUPS = 3
 _ATTEMPTS = 16
 _CLIP = 1200
 _ENDINGS = {
@@ -77,6 +77,7 @@ def _group(group: Sequence[Trajectory]) -> Html:
             "header",
             tag("b", f"group {group[0].group}"),
             tag("bdi", f"{task.domain}, tier {task.tier}"),
+            tag("span", _told(group)),
         ),
         tag(
             "div",
@@ -89,6 +90,13 @@ def _group(group: Sequence[Trajectory]) -> Html:
         if left > 0
         else None,
     )
+
+
+def _told(group: Sequence[Trajectory]) -> str:
+    solved = sum(t.verdict is not None and t.verdict.solved for t in group)
+    scores = [t.score for t in group if t.score is not None]
+    mean = f", mean score {sum(scores) / len(scores):.2f}" if scores else ""
+    return f"{solved} of {len(group)} solved{mean}"
 
 
 def _attempt(trajectory: Trajectory) -> Html:

@@ -31,7 +31,11 @@ def curves(material: Material) -> Html:
     columns = _Columns(material, axis)
     mean, stderr = columns.of("reward", "mean"), columns.of("reward", "stderr")
     solved = columns.of("reward", "solved")
-    near = Band(name="± 1 standard error", low=_sum(mean, stderr, -1), high=_sum(mean, stderr, 1))
+    near = Band(
+        name="± 1 standard error",
+        low=_beside(mean, stderr, -1),
+        high=_beside(mean, stderr, 1),
+    )
     spread = Band(
         name="middle 80 % of attempts",
         low=columns.of("reward", "p10"),
@@ -163,13 +167,14 @@ class _Columns:
         return self.by(lambda event: number(event.payload, *path))
 
     def timing(self, name: str) -> _Values:
-        return self.by(lambda event: number(dict(event.timing), name))
+        return self.by(lambda event: number(event.timing, name))
 
 
-def _sum(values: _Values, spread: _Values, sign: int) -> _Values:
+def _beside(mean: _Values, stderr: _Values, sign: int) -> _Values:
+    """One standard error below or above, as far as a score can go."""
     return [
-        None if v is None or s is None else v + sign * s
-        for v, s in zip(values, spread, strict=True)
+        None if m is None or s is None else min(max(m + sign * s, 0.0), 1.0)
+        for m, s in zip(mean, stderr, strict=True)
     ]
 
 

@@ -49,7 +49,7 @@ def domains(material: Material) -> Html:
         title,
         tag(
             "details",
-            tag("summary", f"{count(len(found), 'domain')}: {_told(found)}"),
+            tag("summary", f"{count(len(found), 'domain')}{_told(found)}"),
             tag("div", body, class_="scroll"),
             open=len(found) <= _MOST_OPEN,
         ),
@@ -80,13 +80,15 @@ def _domain(name: str, told: Sequence[Mapping[str, Json]]) -> _Domain:
 
 
 def _told(found: Sequence[_Domain]) -> str:
-    """The table in a sentence."""
+    """The table in a few words, where there are several."""
+    if len(found) < 2:
+        return ""
     rates = sorted(domain.lately for domain in found if domain.lately is not None)
     if not rates:
-        return "nothing judged lately"
+        return ": nothing judged lately"
     middle = rates[len(rates) // 2]
     solved = sum(rate >= 0.9 for rate in rates)
-    return f"median pass rate lately {fixed(middle)}, {solved} at 0.90 or more"
+    return f": median pass rate lately {fixed(middle)}, {solved} at 0.90 or more"
 
 
 def _row(domain: _Domain) -> Html:

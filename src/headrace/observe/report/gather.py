@@ -13,14 +13,13 @@ from typing import TypeVar
 
 from headrace.errors import HeadraceError
 from headrace.observe.report.values import integer, mapping, number, text
-from headrace.store.events import Event, History, read_history
+from headrace.store.events import Event, read_events
 from headrace.store.files import read_json
 from headrace.store.runs import RunDirectory, RunStatus, recipe_title
-from headrace.store.summary import RunSummary, summary_of
 from headrace.store.trajectories import WaveLog
 from headrace.types import Json, Trajectory
 
-__all__ = ["Comparison", "Evaluation", "Item", "Material", "Move", "StepAttempts", "gather"]
+__all__ = ["Comparison", "Evaluation", "Item", "Material", "Move", "Pace", "StepAttempts", "gather"]
 
 SUITE = "heldout"
 _LAST_STEP = 10**12
@@ -87,6 +86,16 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """Seconds from the model being ready to the first reward, and of training; tokens a second
+    over all steps."""
+
+    first_reward: float | None
+    training: float | None
+    tokens_per_second: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepAttempts:
     """All attempts of one step, by group."""
 
@@ -117,16 +126,12 @@ class Material:
     before: list[Item] | None
     after: list[Item] | None
     played: list[StepAttempts]
-    summary: RunSummary | None
+    pace: Pace
     problems: list[str]
 
     @property
     def confidence(self) -> float:
         return number(self.recipe, "evaluate", "confidence") or 0.95
-
-    def last(self, kind: str) -> Event | None:
-        """The latest event of a kind."""
-        return next((event for event in reversed(self.events) if event.kind == kind), None)
 
 
 def gather(path: Path) -> Material:
@@ -136,8 +141,8 @@ def gather(path: Path) -> Material:
     recipe = _attempt(run.recipe, problems, "The recipe")
     env = _attempt(run.env, problems, "The environment")
     status = _attempt(run.status, problems, "The status")
-    history = _attempt(lambda: read_history(run.events_path), problems, "The event log")
-    events = _reachable(history.events) if history else []
+    recorded = _attempt(lambda: read_events(run.events_path), problems, "The event log") or []
+    events = [event for event in recorded if 0 <= event.step <= _LAST_STEP]
     evaluations = [
         _evaluation(event)
         for event in events
@@ -161,7 +166,7 @@ def gather(path: Path) -> Material:
         before=_items(run, first, problems),
         after=_items(run, last, problems),
         played=_attempt(lambda: _played(run, events), problems, "The attempts") or [],
-        summary=_summary(run, recipe, status, history, problems),
+        pace=_pace(events),
         problems=problems,
     )
 
@@ -172,27 +177,6 @@ def _attempt(read: Callable[[], _T], problems: list[str], what: str) -> _T | Non
         return read()
     except HeadraceError as error:
         problems.append(f"{what} could not be read: {error}.")
-        return None
-
-
-def _reachable(events: Sequence[Event]) -> list[Event]:
-    """Those of steps that a run could reach."""
-    return [event for event in events if 0 <= event.step <= _LAST_STEP]
-
-
-def _summary(
-    run: RunDirectory,
-    recipe: Json,
-    status: RunStatus | None,
-    history: History | None,
-    problems: list[str],
-) -> RunSummary | None:
-    if status is None or history is None:
-        return None
-    try:
-        return summary_of(run.name, recipe, status, history)
-    except OverflowError:
-        problems.append("The timings of the run are beyond what can be computed with.")
         return None
 
 
@@ -237,6 +221,25 @@ def _move(event: Event) -> Move:
         from_tier=integer(said, "from_tier"),
         to_tier=integer(said, "to_tier"),
         pass_rate=number(said, "pass_rate"),
+    )
+
+
+def _pace(events: Sequence[Event]) -> Pace:
+    rewarded = [
+        number(event.timing, "since_ready")
+        for event in events
+        if event.kind in ("wave", "step") and "since_ready" in event.timing
+    ]
+    ended = [event.timing for event in events if event.kind == "run_finished"]
+    steps = [event.timing for event in events if event.kind == "step"]
+    latest = number(steps[-1], "since_ready") if steps else None
+    rates = [(number(said, "tokens_per_second"), number(said, "seconds")) for said in steps]
+    known = [(rate, seconds) for rate, seconds in rates if rate is not None and seconds]
+    seconds = sum(seconds for _, seconds in known)
+    return Pace(
+        first_reward=rewarded[0] if rewarded else None,
+        training=number(ended[-1], "training") if ended else latest,
+        tokens_per_second=sum(rate * s for rate, s in known) / seconds if seconds > 0 else None,
     )
 
 

@@ -10,7 +10,7 @@ from headrace.observe.console import format_duration
 from headrace.observe.report.gather import Comparison, Material
 from headrace.observe.report.markup import Html, tag
 from headrace.observe.report.parts import facts
-from headrace.observe.report.values import brief, count, fixed, integer, number, signed, text
+from headrace.observe.report.values import count, fixed, integer, number, signed, text
 from headrace.types import Json
 
 __all__ = ["heading", "machine", "verdict"]
@@ -95,19 +95,23 @@ def verdict(material: Material) -> str:
 def _compared(
     material: Material, before: float | None, after: float | None, found: Comparison
 ) -> str:
-    binary = _binary(material)
-    gained, lost = ("newly solved", "lost") if binary else ("scored higher", "scored lower")
     sentence = (
         f"Held-out {_measure(material)} went from {fixed(before)} to {fixed(after)} "
         f"({signed(found.value)}, {_interval(found.confidence, found.low, found.high)}, "
-        f"{count(found.n, 'task')}, same before and after; "
-        f"{brief(found.gained)} {gained}, {brief(found.lost)} {lost})."
+        f"{count(found.n, 'task')}, same before and after{_flips(material, found)})."
     )
     if found.low is None or found.high is None or found.low > 0:
         return sentence
     if found.high < 0:
         return f"{sentence} The model got worse."
     return f"{sentence} The interval includes no change at all: this run shows no clear effect."
+
+
+def _flips(material: Material, found: Comparison) -> str:
+    if found.gained is None or found.lost is None:
+        return ""
+    up, down = ("newly solved", "lost") if _binary(material) else ("scored higher", "lower")
+    return f"; {found.gained:,} {up}, {found.lost:,} {down}"
 
 
 def _interval(confidence: float, low: float | None, high: float | None) -> str:
@@ -143,16 +147,16 @@ def _rewards(material: Material) -> str:
 
 
 def _facts(material: Material) -> Html:
-    status, summary = material.status, material.summary
+    status, pace = material.status, material.pace
     planned = integer(material.recipe, "steps")
     done = f"{len(material.steps):,}"
     attempts = status.attempts if status else 0
     return facts(
         ("Steps", f"{done} of {planned:,}" if planned is not None else done),
         ("Started", _moment(status.created) if status else None),
-        ("Training took", _duration(summary.seconds.training) if summary else None),
-        ("First reward after", _duration(summary.seconds.first_reward) if summary else None),
-        ("Speed", _speed(summary.tokens_per_second) if summary else None),
+        ("Training took", _duration(pace.training)),
+        ("First reward after", _duration(pace.first_reward)),
+        ("Speed", _speed(pace.tokens_per_second)),
         ("Started or resumed", f"{attempts} times" if attempts > 1 else None),
         ("Machine", machine(material.env)),
     )

@@ -41,14 +41,13 @@ def heldout(material: Material) -> Html:
         "heldout",
         "Held-out score",
         tag("div", *(_row(e, evaluations) for e in shown), _ticks(), class_="dotplot"),
-        tag(
-            "p", f"{count(left, 'evaluation')} between these are in the reward plot.", class_="note"
-        )
+        tag("p", f"The reward plot shows {count(left, 'evaluation')} more.", class_="note")
         if left
         else None,
         _domains(evaluations),
         lead="Tasks the model never trains on, answered greedily, the same ones each time. "
-        f"Dots are mean scores, bars their {material.confidence * 100:.4g} % intervals.",
+        f"Dots are mean scores, bars their {material.confidence * 100:.4g} % intervals; “cut off” "
+        "is the share of answers that hit the token limit.",
     )
 
 
@@ -77,7 +76,7 @@ def _row(evaluation: Evaluation, all_of_them: list[Evaluation]) -> Html:
         said += f" [{fixed(evaluation.low, 3)}, {fixed(evaluation.high, 3)}]"
     small = [count(evaluation.n, "task")]
     if evaluation.truncated is not None:
-        small.append(f"{evaluation.truncated:.0%} cut at the token limit")
+        small.append(f"{evaluation.truncated:.0%} cut off")
     if evaluation.unscored:
         small.append(f"{evaluation.unscored:,} not judged")
     return _line(name, dots, join([tag("b", said), " ", tag("small", ", ".join(small))]))
@@ -127,7 +126,7 @@ def _domains(evaluations: list[Evaluation]) -> Html | None:
     return tag(
         "details",
         tag("summary", f"By domain, before and after ({len(names)})"),
-        tag("div", *rows, _ticks(), class_="dotplot"),
+        tag("div", *rows, _ticks(), class_="dotplot slim"),
         open=len(names) <= _MOST_DOMAINS,
     )
 
