@@ -46,7 +46,8 @@ class Credit:
     (could not be judged), `empty` (judged, but without a sampled token) or one of `samples`,
     which with their `tokens` (trainable) make the denominators; `trained` of those are in the
     batches, `informative` of those have an advantage. `reference_kl` is the k3 estimate of
-    KL(sampling policy || reference) over `tokens`, None without a reference. `penalty` is the
+    KL(sampling policy || reference) over the tokens of the attempts that have a reference,
+    None where none has. `penalty` is the
     mean overlong penalty over `samples`.
     """
 
@@ -192,7 +193,7 @@ def credit(
         informative=sum(bool(s.advantage.any()) for batch in batches for s in batch),
         tokens=sum(row.length for row in rows),
         advantage=_summary(s.advantage[s.trainable] for batch in weighed for s in batch),
-        reference_kl=None if reference is None else k3_mean(kl_rows),
+        reference_kl=k3_mean(kl_rows) if kl_rows else None,
         penalty=math.fsum(row.penalty for row in rows) / max(len(rows), 1),
     )
 
@@ -212,7 +213,7 @@ def _row(
         limit = trajectory.task.limits.new_tokens or max_new_tokens
         penalty = overlong_penalty(trajectory.sampled_tokens, limit, spec.overlong)
     divergence = None
-    if reference is not None:
+    if reference is not None and (trajectory.id in reference or spec.kl.place != "none"):
         if trajectory.id not in reference:
             raise ValueError(f"no reference log-probabilities for {trajectory.id}")
         logps = np.asarray(reference[trajectory.id], np.float32)

@@ -96,9 +96,14 @@ def learn(run: Run, attempts: list[Trajectory]) -> Learned:
 
 
 def reference(run: Run, attempts: list[Trajectory]) -> dict[str, Floats] | None:
-    """Log-probabilities of every attempt under the frozen reference, by trajectory id."""
+    """Log-probabilities under the frozen reference, by trajectory id.
+
+    Of every attempt where distance is paid for; where it is only measured, of every fourth.
+    """
     if run.policy.reference is None:
         return None
+    if run.recipe.algorithm.kl.place == "none":
+        attempts = attempts[::4]
     logps = run.learner.logprobs([assemble(t) for t in attempts], which="reference")
     return {t.id: values for t, values in zip(attempts, logps, strict=True)}
 

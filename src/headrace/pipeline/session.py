@@ -40,6 +40,7 @@ from headrace.pipeline.run import Books, Run
 from headrace.pipeline.slots import Slots
 from headrace.pipeline.vigil import Vigil
 from headrace.policy.engine import TorchPolicy
+from headrace.policy.memory import keep_freed_memory
 from headrace.policy.learner import TorchLearner
 from headrace.policy.load import LoadedModel, load
 from headrace.policy.sampler import TorchSampler
@@ -140,6 +141,7 @@ def _prepare(recipe: Recipe, catalogue: Catalogue, listener: Listener) -> _Parts
 def _configure_torch(recipe: Recipe) -> None:
     torch.set_num_threads(recipe.threads or os.cpu_count() or 1)
     torch.use_deterministic_algorithms(recipe.deterministic)
+    keep_freed_memory()
 
 
 def _drive(directory: RunDirectory, parts: _Parts, listener: Listener) -> RunResult:
