@@ -34,10 +34,7 @@ class Tokenizer(Protocol):
     chat_template: Any
 
     @property
-    def bos_token_id(self) -> Any: ...
-
-    @property
-    def unk_token_id(self) -> Any: ...
+    def special_tokens_map(self) -> Mapping[str, Any]: ...
 
     @property
     def added_tokens_decoder(self) -> Mapping[int, Any]: ...
@@ -77,7 +74,11 @@ class Renderer:
         added = tokenizer.added_tokens_decoder.items()
         self._added = {int(id): str(token.content) for id, token in added}
         self._controls = self._end_ids | {int(id) for id, token in added if token.special}
-        self._bos = self._leading_bos()
+        named = tokenizer.special_tokens_map
+        ids = {spelling: id for id, spelling in self._added.items()}
+        self._bos = ids.get(str(named.get("bos_token")))
+        self._unknown = ids.get(str(named.get("unk_token")))
+        self._adds_bos = self._encode("a", add_special_tokens=True)[:1] == [self._bos]
         self._templated = tokenizer.chat_template is not None
         if not self._templated:
             logger.warning("the model has no chat template: prompts are the plain text of messages")
@@ -117,17 +118,16 @@ class Renderer:
         messages are encoded apart, the latter as text.
         """
         turns, frame = self._framed(turns)
-        frame_ids = self._encode(frame)
-        controls = self._controls_for(turns) | (self._added.keys() & set(frame_ids))
+        pieces = _PLACES.split(frame)
+        own = [self._encode(piece) for piece in pieces[::2]]
+        frame_ids = [id for ids in own for id in ids]
+        controls = self._controls_in(turns, frame_ids)
         whole = self._encode(self._render(turns))
         if _only(controls, whole) == _only(controls, frame_ids):
             return whole
-        ids: list[int] = []
-        for position, piece in enumerate(_PLACES.split(frame)):
-            if position % 2 == 0:
-                ids += self._encode(piece)
-            else:
-                ids += self._as_text(turns[int(piece)].content.strip(), controls)
+        ids = own[0]
+        for number, after in zip(pieces[1::2], own[1:], strict=True):
+            ids = [*ids, *self._as_text(turns[int(number)].content.strip(), controls), *after]
         return ids
 
     def _framed(self, turns: list[_Turn]) -> tuple[list[_Turn], str]:
@@ -153,15 +153,16 @@ class Renderer:
         reason = f"refuses these messages: {refusal}" if refusal else "leaves out a message"
         raise ModelError(f"the model's chat template {reason}")
 
-    def _controls_for(self, turns: list[_Turn]) -> Set[int]:
-        """The ids that only a template may write: special tokens and end tokens.
+    def _controls_in(self, turns: list[_Turn], frame_ids: Sequence[int]) -> Set[int]:
+        """The ids that only a template may write: special and end tokens, and those it does.
 
         The unknown-token id stands for any unknown character, so it counts only if spelled out.
         """
-        unknown = self._tokenizer.unk_token_id
-        if unknown is None or any(self._added.get(unknown, "") in t.content for t in turns):
-            return self._controls
-        return self._controls - {unknown}
+        controls = self._controls | (self._added.keys() & set(frame_ids))
+        if self._unknown is None:
+            return controls
+        spelled = any(self._added[self._unknown] in turn.content for turn in turns)
+        return controls if spelled else controls - {self._unknown}
 
     def _as_text(self, text: str, controls: Set[int]) -> list[int]:
         """The ids of `text` without any control token, whatever it spells.
@@ -176,11 +177,13 @@ class Renderer:
             if start >= 0 and len(spelling) > 1:
                 cut = start + 1
                 return self._as_text(text[:cut], controls) + self._as_text(text[cut:], controls)
+        if set(_only(controls, ids)) == {self._unknown}:
+            return ids
         raise ModelError("this tokenizer cannot keep a special token in a task's text as text")
 
     def _plain_ids(self, turns: list[_Turn]) -> list[int]:
         text = "\n\n".join(turn.content for turn in turns)
-        return self._as_text(text, self._controls_for(turns))
+        return self._as_text(text, self._controls_in(turns, ()))
 
     def _render(self, turns: list[_Turn]) -> str:
         try:
@@ -196,26 +199,17 @@ class Renderer:
             )
         )
 
-    def _encode(self, text: str, *, split_special_tokens: bool = False) -> list[int]:
-        ids = self._tokenizer.encode(
-            text, add_special_tokens=False, split_special_tokens=split_special_tokens
-        )
+    def _encode(self, text: str, **options: bool) -> list[int]:
+        ids = self._tokenizer.encode(text, **{"add_special_tokens": False, **options})
         return [int(id) for id in ids]
 
-    def _leading_bos(self) -> int | None:
-        """The BOS that this tokenizer puts before a text of its own accord, if it does."""
-        bos = self._tokenizer.bos_token_id
-        ids = self._tokenizer.encode("a", add_special_tokens=True)
-        return int(bos) if bos is not None and len(ids) and int(ids[0]) == int(bos) else None
-
     def _with_one_bos(self, ids: list[int]) -> list[int]:
-        bos = self._tokenizer.bos_token_id
-        if bos is not None:
-            while len(ids) > 1 and ids[0] == ids[1] == bos:
-                ids = ids[1:]
-        if self._bos is not None and ids[:1] != [self._bos]:
-            return [self._bos, *ids]
-        return ids
+        """The ids with a single BOS in front: the template's, or the tokenizer's own."""
+        if self._bos is None:
+            return ids
+        while ids[:2] == [self._bos, self._bos]:
+            ids = ids[1:]
+        return [self._bos, *ids] if self._adds_bos and ids[:1] != [self._bos] else ids
 
 
 def _only(kept: Set[int], ids: Sequence[int]) -> list[int]:

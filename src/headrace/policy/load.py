@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from jinja2 import TemplateError
 from safetensors import SafetensorError
 from transformers import (
@@ -31,7 +32,17 @@ from headrace.policy.pull import first_line, pull
 
 __all__ = ["LoadedModel", "load"]
 
-_DAMAGE = (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, SafetensorError)
+_DAMAGE = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    RuntimeError,
+    ImportError,
+    SafetensorError,
+    StrictDataclassError,
+)
+"""What the libraries raise at files that are not what they should be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +93,7 @@ def _check_config(directory: Path) -> None:
     path = directory / "config.json"
     try:
         config = json.loads(path.read_text())
-        kind, named = config["model_type"], config.get("architectures") or []
+        kind, named = str(config["model_type"]), list(map(str, config.get("architectures") or []))
     except FileNotFoundError as error:
         raise ModelError(
             "not a model directory: it has no config.json", where=str(directory)
@@ -94,7 +105,7 @@ def _check_config(directory: Path) -> None:
         brings_code = "; code that comes with a model is never run" if "auto_map" in config else ""
         raise ModelError(
             f"not a causal language model that transformers knows: "
-            f"{', '.join(map(str, named)) or kind}{brings_code}",
+            f"{', '.join(named) or kind}{brings_code}",
             where=str(path),
         )
 
