@@ -40,9 +40,9 @@ from headrace.pipeline.run import Books, Run
 from headrace.pipeline.slots import Slots
 from headrace.pipeline.vigil import Vigil
 from headrace.policy.engine import TorchPolicy
-from headrace.policy.memory import keep_freed_memory
 from headrace.policy.learner import TorchLearner
 from headrace.policy.load import LoadedModel, load
+from headrace.policy.memory import keep_freed_memory
 from headrace.policy.sampler import TorchSampler
 from headrace.protocols import Domain
 from headrace.recipe import Recipe
