@@ -72,8 +72,7 @@ def test_a_run_that_has_just_begun_says_what_is_not_there_yet(tmp_path: Path) ->
     )
     said = [words(p) for p in page.all("p", class_="absent")]
     assert said == [
-        "No evaluation was recorded: the recipe asks for none (evaluate.items = 0), or the run "
-        "ended before the first was done.",
+        "The first evaluation is not done yet.",
         "No training step has finished yet.",
         "There are no steps to judge by yet.",
         "No step has told of any domain yet.",
@@ -124,6 +123,29 @@ def test_the_verdict_claims_no_more_than_the_interval(
     evaluations: list[Appended] = [("evaluation", s, evaluation(0.5), {}) for s in (0, 2)]
     write_events(run, [evaluations[0], step(1), step(2), evaluations[1], compared(low, high)])
     assert verdict(read(run)).endswith(ending)
+
+
+def test_a_run_without_an_evaluation_says_whose_choice_that_was(tmp_path: Path) -> None:
+    asked = make_run(tmp_path, {"evaluate": {"items": 0}})
+    assert "The recipe asks for no evaluation" in words(read(asked).one("section", id="heldout"))
+    ended = make_run(tmp_path)
+    assert "ended before its first" in words(read(ended).one("section", id="heldout"))
+
+
+def test_the_difference_is_that_of_the_scores_it_stands_beside(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    first, last = evaluation(0.31), evaluation(0.905)
+    payload = {"value": 0.595, "low": 0.492, "high": 0.698, "n": 200, "gained": 123, "lost": 4}
+    write_events(
+        run,
+        [
+            ("evaluation", 0, first, {}),
+            step(1),
+            ("evaluation", 1, last, {}),
+            ("comparison", 1, payload, {}),
+        ],
+    )
+    assert "from 0.310 to 0.905 (+0.595, 95 % interval 0.492 to 0.698," in verdict(read(run))
 
 
 def test_one_step_is_drawn_as_a_point(tmp_path: Path) -> None:

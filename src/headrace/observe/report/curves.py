@@ -196,7 +196,8 @@ def _described(name: str, steps: Sequence[int], values: _Values) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Vital:
-    """A small chart: its lines and what a good one looks like."""
+    """A small chart: its lines and what a good one looks like. The axis reaches at least
+    `high`, so that what does not matter looks flat."""
 
     title: str
     unit: str
@@ -267,6 +268,7 @@ def _policy_vitals(columns: _Columns) -> list[_Vital]:
             "share",
             "Small, below a tenth. More: the updates are too large for the data they rest on.",
             (Line(name="clipped", values=columns.of("clipped_share")),),
+            high=0.1,
         ),
         _Vital(
             "Largest probability ratio",
@@ -282,6 +284,7 @@ def _policy_vitals(columns: _Columns) -> list[_Vital]:
             "nats per token",
             "Almost zero: both must agree on the probabilities of what was sampled.",
             (Line(name="KL", values=columns.of("kl_behaviour")),),
+            high=0.001,
         ),
     ]
 

@@ -95,9 +95,11 @@ def verdict(material: Material) -> str:
 def _compared(
     material: Material, before: float | None, after: float | None, found: Comparison
 ) -> str:
+    digits = _digits(before, after, found.value)
+    interval = _interval(found.confidence, found.low, found.high, digits)
     sentence = (
-        f"Held-out {_measure(material)} went from {fixed(before)} to {fixed(after)} "
-        f"({signed(found.value)}, {_interval(found.confidence, found.low, found.high)}, "
+        f"Held-out {_measure(material)} went from {fixed(before, digits)} to "
+        f"{fixed(after, digits)} ({signed(found.value, digits)}, {interval}, "
         f"{count(found.n, 'task')}, same before and after{_flips(material, found)})."
     )
     if found.low is None or found.high is None or found.low > 0:
@@ -107,6 +109,12 @@ def _compared(
     return f"{sentence} The interval includes no change at all: this run shows no clear effect."
 
 
+def _digits(*values: float | None) -> int:
+    """Two where they say everything, else three: so that after - before is the difference."""
+    exact = (value is None or abs(value * 100 - round(value * 100)) < 1e-6 for value in values)
+    return 2 if all(exact) else 3
+
+
 def _flips(material: Material, found: Comparison) -> str:
     if found.gained is None or found.lost is None:
         return ""
@@ -114,8 +122,8 @@ def _flips(material: Material, found: Comparison) -> str:
     return f"; {found.gained:,} {up}, {found.lost:,} {down}"
 
 
-def _interval(confidence: float, low: float | None, high: float | None) -> str:
-    return f"{confidence * 100:.4g} % interval {fixed(low)} to {fixed(high)}"
+def _interval(confidence: float, low: float | None, high: float | None, digits: int = 2) -> str:
+    return f"{confidence * 100:.4g} % interval {fixed(low, digits)} to {fixed(high, digits)}"
 
 
 def _binary(material: Material) -> bool:
@@ -165,11 +173,12 @@ def _facts(material: Material) -> Html:
 def machine(env: Mapping[str, Json]) -> str:
     """The machine in a few words; "" where the run does not say."""
     cores, threads = integer(env, "cores"), integer(env, "threads")
+    device = text(env, "device")
     words = [
         count(cores, "core") if cores is not None else "",
         count(threads, "thread") if threads is not None and threads != cores else "",
         text(env, "machine"),
-        f"device {text(env, 'device')}" if text(env, "device") else "",
+        f"device {device}" if device not in ("", "auto") else "",
     ]
     return ", ".join(word for word in words if word)
 

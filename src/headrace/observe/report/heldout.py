@@ -27,14 +27,7 @@ def heldout(material: Material) -> Html:
     """The section: one row for each evaluation, then the domains before and after."""
     evaluations = material.evaluations
     if not evaluations:
-        return section(
-            "heldout",
-            "Held-out score",
-            absent(
-                "No evaluation was recorded: the recipe asks for none (evaluate.items = 0), or "
-                "the run ended before the first was done."
-            ),
-        )
+        return section("heldout", "Held-out score", absent(_why_none(material)))
     shown = _chosen(evaluations)
     left = len(evaluations) - len(shown)
     return section(
@@ -49,6 +42,14 @@ def heldout(material: Material) -> Html:
         f"Dots are mean scores, bars their {material.confidence * 100:.4g} % intervals; “cut off” "
         "is the share of answers that hit the token limit.",
     )
+
+
+def _why_none(material: Material) -> str:
+    if integer(material.recipe, "evaluate", "items") == 0:
+        return "The recipe asks for no evaluation (evaluate.items = 0)."
+    if material.status is not None and material.status.state == "running":
+        return "The first evaluation is not done yet."
+    return "The run ended before its first evaluation was done."
 
 
 def _chosen(evaluations: list[Evaluation]) -> list[Evaluation]:

@@ -15,7 +15,7 @@
   const first = steps[0];
   const span = steps[steps.length - 1] - first;
   const place = (step) => (span ? (step - first) / span : 0.5);
-  const say = (number) => (number === null ? "–" : String(number).replace("-", "−"));
+  const say = (number) => (number === null ? "–" : String(number).replaceAll("-", "−"));
   let current = null;
 
   const point = (index) => {

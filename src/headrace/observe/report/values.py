@@ -90,13 +90,21 @@ def sparse(value: float | None) -> float | int | None:
 
 
 def brief(value: float | None) -> str:
-    """A number in 4 significant digits; a dash for None.
+    """A number in 4 significant digits, spelled as the page's script would; a dash for None.
 
-    >>> brief(0.93751), brief(1234567), brief(None), brief(3.0)
-    ('0.9375', '1235000', '–', '3')
+    >>> brief(0.93751), brief(1234567), brief(None), brief(-0.000012), brief(4e-9)
+    ('0.9375', '1235000', '–', '−0.000012', '4e−9')
     """
     rounded = sparse(value)
-    return "–" if rounded is None else str(rounded).replace("-", _MINUS)
+    if rounded is None:
+        return "–"
+    written = str(rounded)
+    if "e" in written:
+        mantissa, _, exponent = written.partition("e")
+        power = int(exponent)
+        small = -7 < power < 0
+        written = f"{rounded:.9f}".rstrip("0") if small else f"{mantissa}e{power}"
+    return written.replace("-", _MINUS)
 
 
 def fixed(value: float | None, digits: int = 2) -> str:
