@@ -13,7 +13,19 @@ from headrace.store.events import Event, read_history
 from headrace.store.runs import RunDirectory, recipe_title
 from headrace.types import Json
 
-__all__ = ["Difference", "Heldout", "RunSummary", "Score", "Seconds", "summarise"]
+__all__ = [
+    "Difference",
+    "Heldout",
+    "RunSummary",
+    "Score",
+    "Seconds",
+    "rate_of",
+    "seconds_of",
+    "summarise",
+]
+
+
+_LONGEST = 1e12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +60,8 @@ class Heldout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seconds:
-    """Wall time: from the model being ready to the first reward, of training, of everything."""
+    """Wall time: from the model being ready to the first reward, of all training steps, and of
+    steps and evaluations together."""
 
     first_reward: float | None
     training: float | None
@@ -101,28 +114,39 @@ def summarise(run: RunDirectory) -> RunSummary:
         reason=status.reason,
         steps=len(steps),
         planned=_integer(started.payload, "steps") if started else None,
-        seconds=_seconds(events),
+        seconds=seconds_of(events),
         heldout=_heldout(events),
         reward=[_number(_mapping(event.payload, "reward"), "mean") for event in steps],
-        samples_per_second=_rate(steps, "samples_per_second"),
-        tokens_per_second=_rate(steps, "tokens_per_second"),
+        samples_per_second=rate_of(steps, "samples_per_second"),
+        tokens_per_second=rate_of(steps, "tokens_per_second"),
         domains=_domains(events),
         attempts=status.attempts,
         rewinds=len(history.rewinds),
     )
 
 
-def _seconds(events: Sequence[Event]) -> Seconds:
-    finished = _last(events, "run_finished")
-    timing = finished.timing if finished else {}
-    rewarded = [e for e in events if e.kind in ("wave", "step") and "since_ready" in e.timing]
-    steps = [event for event in rewarded if event.kind == "step"]
-    latest = steps[-1].timing["since_ready"] if steps else None
+def seconds_of(events: Sequence[Event]) -> Seconds:
+    """Sums over what was recorded, so that they mean the same after any number of resumes."""
+    rewarded = [_time(e, "since_ready") for e in events if e.kind in ("wave", "step")]
+    first = [seconds for seconds in rewarded if seconds is not None]
+    training, evaluating = _spent(events, "step"), _spent(events, "evaluation")
     return Seconds(
-        first_reward=rewarded[0].timing["since_ready"] if rewarded else None,
-        training=timing.get("training", latest),
-        total=timing.get("total", latest),
+        first_reward=first[0] if first else None,
+        training=training,
+        total=None if training is None else training + (evaluating or 0.0),
     )
+
+
+def _spent(events: Sequence[Event], kind: str) -> float | None:
+    spent = [_time(event, "seconds") for event in events if event.kind == kind]
+    known = [seconds for seconds in spent if seconds is not None]
+    return sum(known) if known else None
+
+
+def _time(event: Event, key: str) -> float | None:
+    """A timing of an event; None where it is absent or no time that anything can take."""
+    value = event.timing.get(key)
+    return float(value) if value is not None and 0 <= value < _LONGEST else None
 
 
 def _heldout(events: Sequence[Event]) -> Heldout:
@@ -155,14 +179,12 @@ def _difference(payload: Mapping[str, Json]) -> Difference:
     )
 
 
-def _rate(steps: Sequence[Event], name: str) -> float | None:
+def rate_of(steps: Sequence[Event], name: str) -> float | None:
     """A rate over all steps: the rates of the steps, each weighed by its seconds."""
-    timings = [event.timing for event in steps]
-    timings = [timing for timing in timings if name in timing and timing.get("seconds", 0) > 0]
-    seconds = sum(timing["seconds"] for timing in timings)
-    if not seconds:
-        return None
-    return sum(timing[name] * timing["seconds"] for timing in timings) / seconds
+    pairs = [(_time(event, name), _time(event, "seconds")) for event in steps]
+    known = [(rate, seconds) for rate, seconds in pairs if rate is not None and seconds]
+    seconds = sum(seconds for _, seconds in known)
+    return sum(rate * s for rate, s in known) / seconds if seconds else None
 
 
 def _domains(events: Sequence[Event]) -> dict[str, dict[str, Json]]:

@@ -16,6 +16,7 @@ from headrace.observe.report.values import integer, mapping, number, text
 from headrace.store.events import Event, read_events
 from headrace.store.files import read_json
 from headrace.store.runs import RunDirectory, RunStatus, recipe_title
+from headrace.store.summary import rate_of, seconds_of
 from headrace.store.trajectories import WaveLog
 from headrace.types import Json, Trajectory
 
@@ -225,21 +226,12 @@ def _move(event: Event) -> Move:
 
 
 def _pace(events: Sequence[Event]) -> Pace:
-    rewarded = [
-        number(event.timing, "since_ready")
-        for event in events
-        if event.kind in ("wave", "step") and "since_ready" in event.timing
-    ]
-    ended = [event.timing for event in events if event.kind == "run_finished"]
-    steps = [event.timing for event in events if event.kind == "step"]
-    latest = number(steps[-1], "since_ready") if steps else None
-    rates = [(number(said, "tokens_per_second"), number(said, "seconds")) for said in steps]
-    known = [(rate, seconds) for rate, seconds in rates if rate is not None and seconds]
-    seconds = sum(seconds for _, seconds in known)
+    seconds = seconds_of(events)
+    steps = [event for event in events if event.kind == "step"]
     return Pace(
-        first_reward=rewarded[0] if rewarded else None,
-        training=number(ended[-1], "training") if ended else latest,
-        tokens_per_second=sum(rate * s for rate, s in known) / seconds if seconds > 0 else None,
+        first_reward=seconds.first_reward,
+        training=seconds.training,
+        tokens_per_second=rate_of(steps, "tokens_per_second"),
     )
 
 
