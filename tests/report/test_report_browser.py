@@ -17,7 +17,7 @@ import pytest
 
 from headrace.observe.report import write_report
 from headrace.types import Json
-from report_support import whole_run
+from report_support import item, whole_run, write_items
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = (
@@ -48,6 +48,7 @@ frame.addEventListener("load", async () => {
   const told = {};
 
   told.first = numbers();
+  told.verbatim = page.querySelector(".items .side pre").innerText;
   press("lost");
   told.lost = numbers();
   told.outcomes = [...new Set(shown().map((item) => item.dataset.outcome))];
@@ -121,9 +122,13 @@ def browse(page: str, folder: Path) -> tuple[dict[str, Json], list[str]]:
 
 def test_filters_pages_keys_readout_and_sorting_work_and_nothing_overflows(tmp_path: Path) -> None:
     run = whole_run(tmp_path, items=60, domains=3).run
+    spaced = "\n\n  two  spaces\n\tand a tab"
+    items = [item(i, solved=i % 3 == 0) for i in range(60)]
+    write_items(run, 0, [items[0] | {"completion": spaced}, *items[1:]])
     page = write_report(run.path).read_text(encoding="utf-8")
     told, said = browse(page, tmp_path)
     assert said == []
+    assert told["verbatim"] == spaced
     assert told["first"] == [str(n) for n in range(1, 21)]
     assert told["lost"] == ["1", "52"]
     assert told["outcomes"] == ["lost"]

@@ -376,6 +376,14 @@ def test_no_event_or_evaluation_stops_the_page(
     assert len(page.all("section")) == 7
 
 
+def test_timings_beyond_any_clock_are_left_out(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    times = {"seconds": 10**400, "tokens_per_second": 0.5, "since_ready": 10**400}
+    write_events(run, [("step", 1, step_payload(0.5), times)])
+    terms = [words(term) for term in read(run).all("dt")]
+    assert terms == ["Steps", "Started", "Machine"]
+
+
 def test_rates_beyond_a_share_do_not_reach_the_table(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     wild = {**domain_state(0.5), "pass_rate": 7.5, "share": -1, "attempts": -3.5}

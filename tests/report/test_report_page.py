@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import RunError
+from headrace.observe.console import format_duration
 from headrace.observe.report import write_report
 from headrace.store.runs import RunDirectory
+from headrace.store.summary import summarise
 from headrace.store.trajectories import WaveLog
 from headrace.types import Json
 from report_support import (
@@ -63,6 +65,24 @@ def test_the_verdict_says_before_after_difference_interval_and_flips(page: Eleme
         "Held-out accuracy went from 0.34 to 0.94 (+0.60, 95 % interval 0.53 to 0.67, "
         "200 tasks, same before and after; 125 newly solved, 4 lost)."
     )
+
+
+def test_the_facts_are_those_of_the_summary(whole: Whole, page: Element) -> None:
+    summary = summarise(whole.run)
+    assert summary.seconds.training is not None
+    assert summary.seconds.first_reward is not None
+    shown = dict(
+        zip(
+            [words(term) for term in page.all("dt")],
+            [words(told) for told in page.all("dd")],
+            strict=True,
+        )
+    )
+    assert shown["Steps"] == f"{summary.steps} of {summary.planned}"
+    assert shown["Training took"] == format_duration(summary.seconds.training)
+    assert shown["First reward after"] == format_duration(summary.seconds.first_reward)
+    assert shown["Speed"] == f"{summary.tokens_per_second:.0f} tokens/s"
+    assert shown["Machine"] == "2 cores, x86_64, device cpu"
 
 
 def test_every_reward_on_the_page_is_the_one_of_its_event(whole: Whole, page: Element) -> None:

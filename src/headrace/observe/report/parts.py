@@ -23,10 +23,14 @@ def absent(sentence: str) -> Html:
 
 
 def verbatim(content: str, class_: str = "verbatim") -> Html:
-    """A text exactly as it was written, spaces and line ends included."""
+    """A text exactly as it was written, spaces and line ends included.
+
+    A browser drops a line end right after the start tag, so a first one is written twice.
+    """
     if not content.strip():
         return tag("p", "(empty)" if not content else "(only white space)", class_="absent")
-    return tag("pre", content, class_=class_, dir="auto")
+    swallowed = "\n" if content.startswith(("\n", "\r\n")) else ""
+    return tag("pre", swallowed + content, class_=class_, dir="auto")
 
 
 def score_mark(score: float | None) -> Html:
