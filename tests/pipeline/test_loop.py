@@ -209,7 +209,19 @@ def test_resuming_a_finished_run_does_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "events.jsonl").read_bytes() == before
 
 
-def test_a_waste_of_nothing_an_interrupted_step_is_not_played_twice(tmp_path: Path) -> None:
+def test_a_run_killed_after_its_last_checkpoint_only_says_that_it_is_done(tmp_path: Path) -> None:
+    mastered = {"no_signal": 2, "mastered": 0.0}
+    run(tmp_path, steps=9, tasks={"domains": [{"name": "vowels/flat"}]}, stop=mastered)
+    folder = tmp_path / "run"
+    before = (folder / "events.jsonl").read_bytes()
+    assert len(events(tmp_path, "step")) == 2
+    RunDirectory.open(folder).set_status("running")
+    result = resume(folder, listener=QuietListener(), packs=PACKS)
+    assert (result.status, result.reason) == ("done", "mastered")
+    assert (folder / "events.jsonl").read_bytes() == before
+
+
+def test_a_run_without_its_checkpoints_replays_its_record_and_plays_nothing(tmp_path: Path) -> None:
     run(tmp_path, checkpoint={"every": 100})
     folder = tmp_path / "run"
     recorded = (folder / "trajectories" / "part-00000.seg").read_bytes()

@@ -36,19 +36,17 @@ class Learned:
 
 def train(run: Run) -> str:
     """Train until the recipe's steps are done or its tasks are mastered; says which."""
-    run.evaluate_if_due(first=True)
-    while run.step < run.recipe.steps:
+    if run.step == 0:
+        run.evaluate_if_due()
+    while run.outcome is None:
         run.begin_step()
         played = play(run)
         learned = learn(run, played.effective)
         run.record(played.everything, learned.credit, learned.reports, learned.updates)
-        mastered = run.vigil.observe(played.everything, signal=learned.credit.informative > 0)
-        last = mastered is not None or run.step == run.recipe.steps
-        run.evaluate_if_due(last=last)
-        run.checkpoint_if_due(last=last)
-        if mastered is not None:
-            return mastered
-    return "all steps done"
+        run.conclude(played.everything, learned.credit)
+        run.evaluate_if_due()
+        run.checkpoint_if_due()
+    return run.outcome
 
 
 def play(run: Run) -> Played:

@@ -50,7 +50,8 @@ class Books:
 class Run:
     """Everything the loop needs. `stop_requested` is asked between steps.
 
-    `step` is the number of the step in progress or, between steps, of the last one done.
+    `step` is the number of the step in progress or, between steps, of the last one done;
+    `outcome` says why training is over, once it is.
     """
 
     recipe: Recipe
@@ -69,6 +70,7 @@ class Run:
     vigil: Vigil
     stop_requested: Callable[[], bool]
     step: int = 0
+    outcome: str | None = None
     reference_moved: bool = False
     _wave: int = 0
     _ready: float = field(default_factory=time.perf_counter)
@@ -249,18 +251,27 @@ class Run:
             eta=(self.recipe.steps - self.step) * timing["seconds"],
         )
 
+    def conclude(self, attempts: Sequence[Trajectory], credit: Credit) -> None:
+        """Decide whether this was the last step; NoSignalError where going on is no use."""
+        mastered = self.vigil.observe(attempts, signal=credit.informative > 0)
+        if mastered is not None:
+            self.outcome = mastered
+        elif self.step == self.recipe.steps:
+            self.outcome = "all steps done"
+
     # --- evaluation ----------------------------------------------------------------------
 
-    def evaluate_if_due(self, *, first: bool = False, last: bool = False) -> None:
+    def evaluate_if_due(self) -> None:
         """Play the held-out suite before training, every so many steps, and at the end."""
-        if not self.heldout or (first and self.step):
-            return
         every = self.recipe.evaluate.every
-        if first or last or (every is not None and self.step % every == 0):
-            evaluation = self._evaluation()
-            self._score = evaluation.estimate(self.recipe.evaluate.confidence).score
-            if last:
-                self._compare(evaluation)
+        last = self.outcome is not None
+        due = self.step == 0 or last or (every is not None and self.step % every == 0)
+        if not self.heldout or not due:
+            return
+        evaluation = self._evaluation()
+        self._score = evaluation.estimate(self.recipe.evaluate.confidence).score
+        if last:
+            self._compare(evaluation)
 
     def _evaluation(self) -> Evaluation:
         started = time.perf_counter()
@@ -314,8 +325,8 @@ class Run:
 
     # --- checkpoints ---------------------------------------------------------------------
 
-    def checkpoint_if_due(self, *, last: bool) -> None:
-        if last or self.step % self.recipe.checkpoint.every == 0:
+    def checkpoint_if_due(self) -> None:
+        if self.outcome is not None or self.step % self.recipe.checkpoint.every == 0:
             self.checkpoint()
 
     def checkpoint(self) -> None:
@@ -331,6 +342,7 @@ class Run:
     def state(self) -> dict[str, Json]:
         return {
             "step": self.step,
+            "outcome": self.outcome,
             "events": self.books.events.seq,
             "source": self.source.state(),
             "slots": self.slots.ledger(),
@@ -344,6 +356,7 @@ class Run:
     def restore(self, state: Mapping[str, Json]) -> None:
         """Take over a checkpoint's state; the learner loads its own part."""
         self.step = int(state["step"])
+        self.outcome = state["outcome"]
         self.books.events.rewind(int(state["events"]))
         self.source.restore(state["source"])
         self.slots.restore(state["slots"])

@@ -12,7 +12,6 @@ import platform
 import signal
 import sys
 import threading
-import time
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -106,7 +105,8 @@ def start(
             _environment(recipe, parts.loaded),
             directory=directory,
         )
-        return _drive(run_directory, parts, listener)
+        with run_directory.lock():
+            return _drive(run_directory, parts, listener)
 
 
 def resume(
@@ -117,11 +117,8 @@ def resume(
     status = directory.status()
     if status.state == "done":
         return RunResult(path, "done", f"{status.reason}; nothing is left to do")
-    if directory.locked():
-        with directory.lock():
-            raise AssertionError("a held lock cannot be taken")
     recipe = parse_recipe(directory.recipe(), where=str(path / "recipe.json"))
-    with Catalogue(packs) as catalogue:
+    with directory.lock(), Catalogue(packs) as catalogue:
         return _drive(directory, _prepare(recipe, catalogue, listener), listener)
 
 
@@ -145,27 +142,26 @@ def _configure_torch(recipe: Recipe) -> None:
 
 
 def _drive(directory: RunDirectory, parts: _Parts, listener: Listener) -> RunResult:
-    """Train with the run's lock held; every way out leaves a truthful status."""
-    with directory.lock():
-        attempt = directory.new_attempt()
-        log = directory.logs_path / f"attempt_{attempt}" / "run.log"
-        with LoggedListener(listener, log) as logged:
-            directory.set_status("running")
-            try:
-                reason = _train(directory, parts, logged)
-            except (Interrupted, KeyboardInterrupt) as error:
-                directory.set_status("interrupted", reason=str(error) or "interrupted at once")
-                raise
-            except HeadraceError as error:
-                directory.set_status("failed", reason=str(error), hint=error.hint)
-                raise
-            except BaseException as error:
-                directory.set_status("failed", reason=f"{type(error).__name__}: {error}")
-                raise
-            else:
-                directory.set_status("done", reason=reason)
-            finally:
-                _derive(directory, logged)
+    """Train, the run's lock being held; every way out leaves a truthful status."""
+    attempt = directory.new_attempt()
+    log = directory.logs_path / f"attempt_{attempt}" / "run.log"
+    with LoggedListener(listener, log) as logged:
+        directory.set_status("running")
+        try:
+            reason = _train(directory, parts, logged)
+        except (Interrupted, KeyboardInterrupt) as error:
+            directory.set_status("interrupted", reason=str(error) or "interrupted at once")
+            raise
+        except HeadraceError as error:
+            directory.set_status("failed", reason=str(error), hint=error.hint)
+            raise
+        except BaseException as error:
+            directory.set_status("failed", reason=f"{type(error).__name__}: {error}")
+            raise
+        else:
+            directory.set_status("done", reason=reason)
+        finally:
+            _derive(directory, logged)
     return RunResult(directory.path, "done", reason)
 
 
@@ -183,11 +179,9 @@ def _train(directory: RunDirectory, parts: _Parts, listener: Listener) -> str:
                 "steps": recipe.steps,
             }
             books.events.append("run_started", 0, told)
-        started = time.perf_counter()
         listener.phase("training")
         reason = train(run)
-        timing = {"training": time.perf_counter() - started}
-        books.events.append("run_finished", run.step, {"reason": reason, "steps": run.step}, timing)
+        books.events.append("run_finished", run.step, {"reason": reason, "steps": run.step})
         return reason
 
 
