@@ -47,7 +47,8 @@ class Numbers:
 def install_module(directory: Path, name: str, source: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """Write a module that child processes can run by name; returns the name."""
     (directory / f"{name}.py").write_text(source)
-    monkeypatch.setenv("PYTHONPATH", str(directory))
+    paths = [str(directory), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     return name
 
 

@@ -19,7 +19,7 @@ from headrace.types import (
     content_hash,
     split_of,
 )
-from headrace.verify.child import Child, ChildDied, ChildError
+from headrace.verify.child import Child, ChildDied, ChildError, ChildSpent
 from headrace_reasoning_gym.table import table
 
 __all__ = [
@@ -37,8 +37,9 @@ WORKER = "headrace_reasoning_gym.worker"
 NOT_GENERATORS = frozenset({"composite"})
 """Registered in reasoning_gym but only a mixture of others; headrace mixes domains itself."""
 MAX_CHARACTERS = 20_000
-MAKE_SECONDS = 60.0
-SCORE_SECONDS = 5.0
+ATTEMPTS = 20
+MAKE_CPU, SCORE_CPU = 3.0, 6.0
+DEADLINE = 60.0
 
 _FORMAT = "Give your final answer between <answer> and </answer>."
 _OPEN, _CLOSE = "<answer>", "</answer>"
@@ -85,7 +86,7 @@ class OwnScorer:
             "text": said,
         }
         try:
-            reply = _patient(self._child, request, SCORE_SECONDS)
+            reply = _patient(self._child, request, SCORE_CPU)
         except ChildError as error:
             return self._unjudged(str(error))
         if reply["raw"] is None:
@@ -113,6 +114,9 @@ class OwnScorer:
 class GeneratorDomain:
     """The domain `rg/NAME`: one generator, its usable curriculum levels as tiers.
 
+    An attempt at an entry that is not sound, or takes more than MAKE_CPU seconds of CPU, gives
+    way to the next seed. Machines differ in speed, so the seed that was taken is in the task.
+
     `Task.answer` holds what makes the entry again (generator, level, seed) and its reference
     answer, which is None where the scorer needs none.
     """
@@ -128,16 +132,7 @@ class GeneratorDomain:
     def task(self, tier: int, index: int) -> Task:
         """Candidate `index` (0..2**63 - 1) of tier `tier`; VerifierError if it cannot be made."""
         level = self._levels[tier]
-        where = f"{self.name}, tier {tier}, index {index}"
-        request = {"op": "make", "generator": self._generator, "level": level, "index": index}
-        try:
-            made = _patient(self._child, request, MAKE_SECONDS)
-        except ChildError as error:
-            raise VerifierError(
-                f"no task could be made: {error}", where=where, hint=_lower(self.name)
-            ) from error
-        if "error" in made:
-            raise VerifierError(made["error"], where=where, hint=_lower(self.name))
+        made = self._sound(level, index, where=f"{self.name}, tier {tier}, index {index}")
         question = made["question"]
         return Task(
             domain=self.name,
@@ -154,6 +149,26 @@ class GeneratorDomain:
                 "seed": made["seed"],
                 "answer": made["answer"],
             },
+        )
+
+    def _sound(self, level: int | None, index: int, *, where: str) -> Json:
+        """The first entry that can be judged, among attempts that are bounded in CPU."""
+        request = {"op": "make", "generator": self._generator, "level": level, "index": index}
+        reasons: list[str] = []
+        for attempt in range(ATTEMPTS):
+            try:
+                made = _patient(self._child, {**request, "attempt": attempt}, MAKE_CPU)
+            except ChildSpent as error:
+                made = {"error": error.what}
+            except ChildError as error:
+                raise VerifierError(f"no task could be made: {error}", where=where) from error
+            if "error" not in made:
+                return made
+            reasons.append(made["error"])
+        raise VerifierError(
+            f"no sound entry in {ATTEMPTS} attempts; the first: {reasons[0]}",
+            where=where,
+            hint=f"lower last_tier of {self.name}, or leave it out",
         )
 
 
@@ -175,16 +190,12 @@ class ReasoningGymPack:
         self.child.close()
 
 
-def _patient(child: Child, request: Json, seconds: float) -> Json:
+def _patient(child: Child, request: Json, cpu: float) -> Json:
     """One more try where the child died: someone else may have killed it."""
     try:
-        return child.call(request, deadline=seconds)
+        return child.call(request, deadline=DEADLINE, cpu=cpu)
     except ChildDied:
-        return child.call(request, deadline=seconds)
-
-
-def _lower(name: str) -> str:
-    return f"lower last_tier of {name}, or leave it out"
+        return child.call(request, deadline=DEADLINE, cpu=cpu)
 
 
 pack = ReasoningGymPack()

@@ -18,44 +18,50 @@ from importlib.metadata import version
 
 from headrace.errors import UsageError
 from headrace.types import Json
-from headrace.verify.child import Child, ChildError
-from headrace_reasoning_gym import MAX_CHARACTERS, NOT_GENERATORS, WORKER
+from headrace.verify.child import Child, ChildSpent
+from headrace_reasoning_gym import ATTEMPTS, MAKE_CPU, MAX_CHARACTERS, NOT_GENERATORS, WORKER
 from headrace_reasoning_gym.table import table
 
 __all__ = ["main"]
 
 SAMPLES = 16
 MEAN_SECONDS = 2.0
-WALL_SECONDS = 90.0
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a level's samples showed: a reason to leave it out, and its configuration."""
+    """What a level's samples showed: a reason to leave it out, or its configuration."""
 
     reason: str | None
     configuration: str = ""
 
 
 def _look(child: Child, generator: str, level: int | None) -> Finding:
-    total = 0.0
-    configuration = ""
+    spent = 0.0
     for index in range(SAMPLES):
-        request = {"op": "survey", "generator": generator, "level": level, "index": index}
-        try:
-            reply = child.call(request, deadline=WALL_SECONDS)
-        except ChildError as error:
-            return Finding(f"{type(error).__name__}: {error.what[-300:]}")
-        if "error" in reply:
-            return Finding(reply["error"])
+        errors: list[str] = []
+        reply: Json = None
+        for attempt in range(ATTEMPTS):
+            request = {"op": "make", "generator": generator, "level": level}
+            request |= {"index": index, "attempt": attempt}
+            try:
+                reply = child.call(request, deadline=600.0, cpu=MAKE_CPU)
+            except ChildSpent:
+                reply = {"error": f"takes more than {MAKE_CPU:g} s of CPU"}
+                spent += MAKE_CPU
+            if spent > SAMPLES * MEAN_SECONDS:
+                return Finding(f"takes more than {MEAN_SECONDS:g} s of CPU a task")
+            if "error" not in reply:
+                break
+            errors.append(reply["error"])
+        else:
+            return Finding(f"no sound entry in {ATTEMPTS} attempts; the first: {errors[0]}")
         for part in ("question", "answer"):
             if len(reply[part] or "") > MAX_CHARACTERS:
                 return Finding(f"its {part} can have more than {MAX_CHARACTERS} characters")
-        configuration = reply["configuration"]
-        total += reply["seconds"]
-        if total > SAMPLES * MEAN_SECONDS:
-            return Finding(f"takes more than {MEAN_SECONDS:g} s of CPU a task")
-    return Finding(None, configuration)
+        spent += reply["seconds"]
+    request = {"op": "configuration", "generator": generator, "level": level}
+    return Finding(None, child.call(request, deadline=60.0))
 
 
 def _entry(child: Child, generator: str, count: int) -> Json:
@@ -96,8 +102,10 @@ def main(names: list[str]) -> None:
             kept = table().generators[name]
             generators[name] = {"levels": list(kept.levels), "refused": dict(kept.refused)}
     child.close()
-    found = {"reasoning_gym": version("reasoning-gym"), "generators": generators}
-    print(json.dumps(found, indent=1))
+    lines = [f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in generators.items()]
+    print(f'{{"reasoning_gym": "{version("reasoning-gym")}", "generators": {{')
+    print(",\n".join(lines))
+    print("}}")
 
 
 if __name__ == "__main__":

@@ -2,17 +2,16 @@
 
 Started by the pack as `python -m headrace_reasoning_gym.worker`. Requests and replies:
 
-- `{"op": "make", "generator", "level", "index"}` -> `{"question", "answer", "seed"}`, or
-  `{"error"}` where no seed gives an entry whose scorer accepts its own reference answer;
+- `{"op": "make", "generator", "level", "index", "attempt"}` -> `{"question", "answer", "seed",
+  "seconds"}`, or `{"error"}` where that attempt's seed gives no sound entry;
 - `{"op": "score", "generator", "level", "seed", "digest", "text"}` -> `{"raw", "floor",
   "note"}`, `raw` None where it could not be scored; `digest` is the content hash of the question;
-- `{"op": "survey", "generator", "level", "index"}` -> `make`'s reply with `seconds` of CPU and
-  the `configuration`; `{"op": "describe"}` -> `{generator: levels of its curriculum, 0: none}`.
+- `{"op": "configuration", "generator", "level"}` -> the configuration, to be compared;
+- `{"op": "describe"}` -> `{generator: levels of its curriculum, 0 without one}`.
 
 `level` None is the generator's default configuration. Python's and numpy's global generators
-are seeded before every library call, so a reply is a pure function of its request, with one
-exception: an attempt that needs more than ATTEMPT_SECONDS of CPU is given up for the next
-seed, and machines differ in speed. The seed that was taken is part of the task.
+are seeded before every library call, so a reply is a pure function of its request (but for
+`seconds`, the CPU it took).
 """
 
 from __future__ import annotations
@@ -24,13 +23,9 @@ import importlib
 import json
 import math
 import random
-import signal
 import time
 from collections import OrderedDict
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -41,8 +36,6 @@ from headrace_reasoning_gym.guards import idle_answer, refusal
 
 __all__ = ["LIBRARY_ERRORS", "UnsoundEntry", "Workshop", "main"]
 
-ATTEMPTS = 20
-ATTEMPT_SECONDS = 4.0
 FULL_MARKS = 0.999
 KEPT = 64
 _EXAMPLES = {
@@ -68,10 +61,6 @@ LIBRARY_ERRORS = (
 
 class UnsoundEntry(ValueError):
     """An entry that cannot be judged: its scorer rejects the reference, or pays for nothing."""
-
-
-class TooSlow(RuntimeError):
-    """An attempt used up its CPU seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,28 +97,29 @@ class Workshop:
         match request["op"]:
             case "describe":
                 return _describe()
+            case "configuration":
+                return _comparable(request["generator"], request["level"])
             case "make":
-                return self._make(request["generator"], request["level"], request["index"])
-            case "survey":
-                return self._survey(request["generator"], request["level"], request["index"])
+                return self._make(request)
             case "score":
                 return self._score(request)
             case other:
                 raise ValueError(f"no operation {other!r}")
 
-    def _make(self, generator: str, level: int | None, index: int) -> Json:
-        reasons: list[str] = []
-        for attempt in range(ATTEMPTS):
-            seed = _seed(generator, level, index, attempt)
-            try:
-                with _bounded(ATTEMPT_SECONDS):
-                    made = _sound(generator, level, seed)
-            except LIBRARY_ERRORS as error:
-                reasons.append(f"{type(error).__name__}: {error}"[:200])
-                continue
-            self._keep(generator, level, made)
-            return {"question": made.entry["question"], "answer": made.reference, "seed": seed}
-        return {"error": f"no sound entry in {ATTEMPTS} attempts ({reasons[0]})"}
+    def _make(self, request: Json) -> Json:
+        start = time.process_time()
+        generator, level = request["generator"], request["level"]
+        try:
+            made = _sound(generator, level, _seed(generator, level, request))
+        except LIBRARY_ERRORS as error:
+            return {"error": f"{type(error).__name__}: {error}"[:300]}
+        self._keep(generator, level, made)
+        return {
+            "question": made.entry["question"],
+            "answer": made.reference,
+            "seed": made.seed,
+            "seconds": time.process_time() - start,
+        }
 
     def _score(self, request: Json) -> Json:
         generator, level, seed = request["generator"], request["level"], request["seed"]
@@ -144,16 +134,6 @@ class Workshop:
         except LIBRARY_ERRORS as error:
             return {"raw": None, "floor": 0.0, "note": f"{type(error).__name__}: {error}"[:300]}
         return {"raw": raw, "floor": made.floor, "note": note or ""}
-
-    def _survey(self, generator: str, level: int | None, index: int) -> Json:
-        start = time.process_time()
-        reply = self._make(generator, level, index)
-        configuration = dataclasses.asdict(_configuration(generator, level, 0))
-        return {
-            **reply,
-            "seconds": time.process_time() - start,
-            "configuration": repr(sorted(configuration.items())),
-        }
 
     def _keep(self, generator: str, level: int | None, made: Made) -> None:
         key = (generator, level, made.seed)
@@ -216,23 +196,13 @@ def _describe() -> dict[str, int]:
     return levels
 
 
-@contextmanager
-def _bounded(seconds: float) -> Generator[None]:
-    """TooSlow in the body after so much CPU, and again and again if a library swallows it."""
-
-    def give_up(_number: int, _frame: FrameType | None) -> None:
-        raise TooSlow(f"more than {seconds:g} s of CPU")
-
-    signal.signal(signal.SIGVTALRM, give_up)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds, 0.1)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+def _comparable(generator: str, level: int | None) -> str:
+    configuration = dataclasses.asdict(_configuration(generator, level, 0))
+    return repr(sorted(configuration.items()))
 
 
-def _seed(generator: str, level: int | None, index: int, attempt: int) -> int:
-    key = f"{generator}/{level}/{index}/{attempt}"
+def _seed(generator: str, level: int | None, request: Json) -> int:
+    key = f"{generator}/{level}/{request['index']}/{request['attempt']}"
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") >> 1
 
 

@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import Exit, VerifierError
-from headrace.verify.child import Child, ChildDied, ChildError, ChildGarbled, ChildTimeout
+from headrace.verify.child import (
+    Child,
+    ChildDied,
+    ChildError,
+    ChildGarbled,
+    ChildSpent,
+    ChildTimeout,
+)
 from tasks_support import install_module, is_gone, wait_gone
 
 WORKER = """
@@ -29,6 +36,11 @@ def handle(request):
         case "sleep":
             time.sleep(request["seconds"])
             return "slept"
+        case "spin":
+            until = time.process_time() + request["seconds"]
+            while time.process_time() < until:
+                pass
+            return "spun"
         case "tower":
             return len(str(9 ** 9 ** 9 ** 9))
         case "family":
@@ -112,6 +124,19 @@ def test_a_computation_that_never_leaves_c_code_is_killed_in_time(child: Child) 
         child.call({"op": "tower"}, deadline=0.5)
     assert time.monotonic() - start < 4
     assert is_gone(hung)
+
+
+def test_a_call_past_its_cpu_seconds_ends_whatever_the_deadline(child: Child) -> None:
+    child.call({"op": "pid"}, deadline=5, cpu=5)
+    hung = pid_of(child)
+    with pytest.raises(ChildSpent, match="CPU seconds"):
+        child.call({"op": "tower"}, deadline=100, cpu=0.2)
+    assert is_gone(hung)
+    # Waiting spends nothing, and what one call has spent is not counted against the next.
+    assert child.call({"op": "sleep", "seconds": 0.6}, deadline=100, cpu=0.4) == "slept"
+    for _ in range(8):
+        assert child.call({"op": "spin", "seconds": 0.1}, deadline=100, cpu=0.4) == "spun"
+    assert isinstance(ChildSpent("w"), ChildTimeout)
 
 
 def test_what_the_child_started_dies_with_it(module: str, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from headrace.errors import VerifierError
 from headrace.protocols import Domain, Pack
 from headrace.recipe import CurriculumSpec, DomainSpec, TaskSpec
 from headrace.types import Json, Task, split_of
-from headrace.verify.child import Child
+from headrace.verify.child import Child, ChildDied, ChildSpent, ChildTimeout
 from headrace_reasoning_gym import (
     NOT_GENERATORS,
     WORKER,
@@ -245,7 +245,7 @@ def test_moving_every_box_to_its_target_solves_boxnet(first: ReasoningGymPack) -
 def test_an_exploding_answer_ends_in_time_and_pays_nothing(
     generator: str, first: ReasoningGymPack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(headrace_reasoning_gym, "SCORE_SECONDS", 1.0)
+    monkeypatch.setattr(headrace_reasoning_gym, "SCORE_CPU", 1.0)
     domain = domain_of(first, generator)
     task = domain.task(0, 0)
     before = first.child.pid
@@ -254,7 +254,7 @@ def test_an_exploding_answer_ends_in_time_and_pays_nothing(
     assert time.monotonic() - start < 8
     if verdict.score is None:
         assert verdict.fault == "verifier"
-        assert "within 1 s" in verdict.evidence
+        assert "CPU seconds" in verdict.evidence
         assert before is not None
         assert wait_gone(before, 5)
     else:
@@ -312,11 +312,15 @@ class Scripted(Child):
         self.reply = reply
         self.asked: list[Json] = []
 
-    def call(self, request: Json, *, deadline: float) -> Json:
+    def call(self, request: Json, *, deadline: float, cpu: float | None = None) -> Json:
         self.asked.append(request)
-        if isinstance(self.reply, Exception):
-            raise self.reply
-        return self.reply
+        if isinstance(self.reply, list):
+            reply = self.reply[min(len(self.asked), len(self.reply)) - 1]
+        else:
+            reply = self.reply
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
 
 
 def some_task() -> Task:
@@ -369,9 +373,26 @@ def test_an_answer_of_absurd_length_is_wrong_without_being_sent() -> None:
 
 
 def test_a_task_that_cannot_be_made_says_which_and_what_to_do() -> None:
-    with pytest.raises(VerifierError, match=r"no sound entry.*rg/chain_sum, tier 0, index 7") as e:
-        GeneratorDomain("chain_sum", Scripted({"error": "no sound entry"})).task(0, 7)
+    scripted = Scripted({"error": "AssertionError: x"})
+    with pytest.raises(VerifierError, match=r"no sound entry in 20.*Error: x \(rg/chain_sum") as e:
+        GeneratorDomain("chain_sum", scripted).task(0, 7)
+    assert e.value.where == "rg/chain_sum, tier 0, index 7"
     assert "last_tier" in e.value.hint
+    assert [request["attempt"] for request in scripted.asked] == list(range(20))
+
+
+def test_an_unsound_or_slow_attempt_gives_way_to_the_next_seed() -> None:
+    made = {"question": "?", "answer": "1", "seed": 5, "seconds": 0.0}
+    scripted = Scripted([{"error": "unsound"}, ChildSpent("slow"), made])
+    assert GeneratorDomain("chain_sum", scripted).task(0, 7).answer["seed"] == 5
+
+
+def test_a_starved_or_twice_killed_child_is_an_error_and_no_other_task() -> None:
+    for replies in ([ChildTimeout("no answer")], [ChildDied("killed"), ChildDied("killed")]):
+        with pytest.raises(VerifierError, match="no task could be made"):
+            GeneratorDomain("chain_sum", Scripted(replies)).task(0, 7)
+        verdict = OwnScorer("rg/x", Scripted(replies)).judge(some_task(), "1")
+        assert (verdict.score, verdict.fault) == (None, "verifier")
 
 
 def test_an_entry_that_comes_out_differently_is_never_scored(first: ReasoningGymPack) -> None:

@@ -4,6 +4,22 @@
 task pack. May be known by environments, pipeline and task packs; knows no task in particular.
 """
 
-from headrace.verify.child import Child, ChildDied, ChildError, ChildGarbled, ChildTimeout, serve
+from headrace.verify.child import (
+    Child,
+    ChildDied,
+    ChildError,
+    ChildGarbled,
+    ChildSpent,
+    ChildTimeout,
+    serve,
+)
 
-__all__ = ["Child", "ChildDied", "ChildError", "ChildGarbled", "ChildTimeout", "serve"]
+__all__ = [
+    "Child",
+    "ChildDied",
+    "ChildError",
+    "ChildGarbled",
+    "ChildSpent",
+    "ChildTimeout",
+    "serve",
+]

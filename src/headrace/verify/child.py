@@ -5,7 +5,7 @@ handler of Python gets a turn; only the death of their process is a timeout that
 parent's side is `Child`; a worker module calls `serve` and never sees the pipes. May be known
 by task packs and verifiers; knows nothing of tasks.
 
-Wire format, one JSON object a line: `{"id", "deadline", "request"}` down, and up
+Wire format, one JSON object a line: `{"id", "deadline", "cpu", "request"}` down, and up
 `{"id", "reply", "last"}` (id 0 says that the child has loaded, `last` that it retires).
 """
 
@@ -28,7 +28,15 @@ from typing import IO
 from headrace.errors import VerifierError
 from headrace.types import Json
 
-__all__ = ["Child", "ChildDied", "ChildError", "ChildGarbled", "ChildTimeout", "serve"]
+__all__ = [
+    "Child",
+    "ChildDied",
+    "ChildError",
+    "ChildGarbled",
+    "ChildSpent",
+    "ChildTimeout",
+    "serve",
+]
 
 _MEMORY_VARIABLE = "HEADRACE_CHILD_MEMORY_MB"
 _TAIL_BYTES = 4096
@@ -46,6 +54,10 @@ class ChildError(VerifierError):
 
 class ChildTimeout(ChildError):
     """No answer within the deadline; the child was killed."""
+
+
+class ChildSpent(ChildTimeout):
+    """No answer within the CPU seconds granted, however busy the machine was."""
 
 
 class ChildDied(ChildError):
@@ -201,17 +213,19 @@ class Child:
         life = self._life
         return None if life is None else life.process.pid
 
-    def call(self, request: Json, *, deadline: float) -> Json:
-        """Send `request`, return the reply; `deadline` in seconds, loading not included.
+    def call(self, request: Json, *, deadline: float, cpu: float | None = None) -> Json:
+        """Send `request`, return the reply.
 
-        Raises ChildTimeout, ChildDied or ChildGarbled; the process is gone by then.
+        `deadline` is in seconds and does not count the child's loading; `cpu`, in seconds of
+        processor time, does not depend on what else the machine is doing. Raises ChildTimeout
+        (ChildSpent for `cpu`), ChildDied or ChildGarbled; the process is gone by then.
         """
         with self._lock:
             if self._life is not None and not self._life.alive():
                 self._end()
             life = self._life or self._start()
             self._calls += 1
-            body = {"id": self._calls, "deadline": deadline, "request": request}
+            body = {"id": self._calls, "deadline": deadline, "cpu": cpu, "request": request}
             line = json.dumps(body, allow_nan=False).encode() + b"\n"
             return self._ask(life, line, self._calls, deadline)
 
@@ -252,6 +266,10 @@ class Child:
         finally:
             if not goes_on:
                 self._end()
+        if life.process.returncode == -signal.SIGPROF:
+            raise ChildSpent(
+                f"{self._module} gave no answer within its CPU seconds", where=self._where(life)
+            )
         raise ChildDied(f"{self._module} died ({life.obituary()})", where=self._where(life))
 
     def _where(self, life: _Life) -> str:
@@ -292,16 +310,19 @@ def serve(load: Callable[[], Callable[[Json], Json]]) -> None:
     memory = int(os.environ.get(_MEMORY_VARIABLE, "4096")) * 2**20
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_AS, memory)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    for number in (signal.SIGALRM, signal.SIGPROF):
+        signal.signal(number, signal.SIG_DFL)
     handle = load()
     _limit(resource.RLIMIT_FSIZE, 0)
     _reply(replies, 0, None, last=False)
     for line in requests:
         message = json.loads(line)
-        # The kernel ends a hung child whose parent is no longer there to do it.
+        # The kernel ends a child that spends too much, and a hung one without a parent.
+        signal.setitimer(signal.ITIMER_PROF, message["cpu"] or 0.0)
         signal.setitimer(signal.ITIMER_REAL, message["deadline"] + _ORPHAN_GRACE)
         reply = handle(message["request"])
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
         retires = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > memory / 2
         _reply(replies, message["id"], reply, last=retires)
 
