@@ -206,6 +206,16 @@ def test_attempts_that_could_not_be_judged_say_so_with_the_reason(tmp_path: Path
     assert words(sides[1]).startswith("◐ partly 0.40")
 
 
+def test_attempts_that_are_not_in_the_history_are_not_shown(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    write_events(run, [("wave", 1, {"wave": "000001:0"}, {}), step(1)])
+    with WaveLog(run.trajectories_path) as waves:
+        waves.append_wave("000001:0", [trajectory("kept", 0, "7", 1.0)])
+        waves.append_wave("000002:0", [trajectory("not settled", 0, "7", 1.0)])
+    groups = read(run).one("section", id="attempts").all("article")
+    assert [words(group.all("b")[0]) for group in groups] == ["group kept"]
+
+
 # --- size ----------------------------------------------------------------------------------
 
 
@@ -258,6 +268,18 @@ def test_two_thousand_steps_and_long_texts_stay_small_and_quick(tmp_path: Path) 
     page = parse(path.read_text(encoding="utf-8"))
     assert len(json.loads(page.one("main").attributes["data-steps"])) <= 1001
     assert "Each point stands for 3 steps" in words(page.one("section", id="reward"))
+
+
+def test_a_single_spike_of_the_gradient_survives_two_thousand_steps(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    spiked = step_payload(0.5) | {"gradient_norm": 97.5}
+    write_events(
+        run,
+        [("step", i, spiked if i == 1234 else step_payload(0.5), {}) for i in range(1, 2001)],
+    )
+    figures = read(run).one("section", id="health").all("figure")
+    norm = next(f for f in figures if f.text.startswith("Gradient norm")).all("li")[0]
+    assert max(json.loads(norm.attributes["data-values"])[0]) == 97.5
 
 
 # --- damage --------------------------------------------------------------------------------
