@@ -19,6 +19,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import weakref
@@ -82,15 +83,24 @@ class _Life:
             "OPENBLAS_NUM_THREADS": "1",
             _MEMORY_VARIABLE: str(memory_mb),
         }
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment,
-            start_new_session=True,
-            bufsize=0,
-        )
+        if "PYTHONPATH" in environment:
+            parts = environment["PYTHONPATH"].split(os.pathsep)
+            environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(part) for part in parts)
+        with contextlib.ExitStack() as undo:
+            self.scratch = undo.enter_context(
+                tempfile.TemporaryDirectory(prefix="headrace-child-", ignore_cleanup_errors=True)
+            )
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", module],
+                cwd=self.scratch,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=environment,
+                start_new_session=True,
+                bufsize=0,
+            )
+            self.sweep = undo.pop_all().close
         self.tail = bytearray()
         self.replies = bytearray()
         for pipe in self._pipes():
@@ -173,6 +183,7 @@ class _Life:
             raise ChildError(
                 "a child process survives SIGKILL", where=f"child process {self.process.pid}"
             ) from None
+        self.sweep()
         stderr = self._pipes()[2]
         while chunk := stderr.read(_CHUNK):
             self._remember(chunk)
@@ -192,7 +203,8 @@ class Child:
 
     `memory_mb` bounds the child's address space; `start_seconds` its loading. Calls from
     several threads take turns, and a deadline counts a call's own turn only. The child sees a
-    bare environment and a fixed hash seed, cannot write files, and ends with its parent.
+    bare environment, a fixed hash seed and an empty scratch directory, can write nothing into
+    files, and ends with its parent.
 
     >>> child = Child("headrace_reasoning_gym.worker")  # doctest: +SKIP
     >>> child.call({"op": "make", ...}, deadline=20.0)  # doctest: +SKIP
