@@ -61,6 +61,9 @@ def handle(request):
             return len(bytearray(request["mb"] * 2**20))
         case "environment":
             return dict(os.environ)
+        case "litter":
+            open("left-behind", "w").close()
+            return os.getcwd()
         case "write":
             try:
                 with open(request["path"], "w") as file:
@@ -210,6 +213,24 @@ def test_the_child_sees_no_secrets_writes_no_files_and_hashes_alike(
     first = child.call({"op": "hash"}, deadline=5)
     child.close()
     assert child.call({"op": "hash"}, deadline=5) == first
+
+
+def test_what_a_library_leaves_in_its_directory_goes_with_the_child(child: Child) -> None:
+    scratch = Path(child.call({"op": "litter"}, deadline=5))
+    assert scratch != Path.cwd()
+    assert (scratch / "left-behind").exists()
+    child.close()
+    assert not scratch.exists()
+
+
+def test_relative_entries_of_the_python_path_still_mean_the_parents_directory(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", ".:" + os.environ["PYTHONPATH"].partition(":")[2])
+    relative = Child(module)
+    assert relative.call({"op": "echo", "value": 1}, deadline=5) == 1
+    relative.close()
 
 
 def test_threads_take_turns_and_queueing_does_not_count_against_a_deadline(child: Child) -> None:

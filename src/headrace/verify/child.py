@@ -24,6 +24,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import IO
 
 from headrace.errors import VerifierError
@@ -73,30 +74,17 @@ class _Life:
     """One process and its three pipes, from start to reaping."""
 
     def __init__(self, module: str, memory_mb: int) -> None:
-        environment = {key: os.environ[key] for key in _INHERITED if key in os.environ}
-        environment |= {
-            "PYTHONHASHSEED": "0",
-            "PYTHONSAFEPATH": "1",
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "PYTHONIOENCODING": "utf-8",
-            "OMP_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-            _MEMORY_VARIABLE: str(memory_mb),
-        }
-        if "PYTHONPATH" in environment:
-            parts = environment["PYTHONPATH"].split(os.pathsep)
-            environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(part) for part in parts)
         with contextlib.ExitStack() as undo:
-            self.scratch = undo.enter_context(
+            scratch = undo.enter_context(
                 tempfile.TemporaryDirectory(prefix="headrace-child-", ignore_cleanup_errors=True)
             )
             self.process = subprocess.Popen(
                 [sys.executable, "-m", module],
-                cwd=self.scratch,
+                cwd=scratch,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env=environment,
+                env=_environment(memory_mb),
                 start_new_session=True,
                 bufsize=0,
             )
@@ -291,6 +279,22 @@ class Child:
         finalizer, self._finalizer, self._life = self._finalizer, None, None
         if finalizer is not None:
             finalizer()
+
+
+def _environment(memory_mb: int) -> dict[str, str]:
+    """All that a child sees of its parent's environment, and what keeps it reproducible."""
+    environment = {key: os.environ[key] for key in _INHERITED if key in os.environ}
+    paths = environment.get("PYTHONPATH", "").split(os.pathsep)
+    environment["PYTHONPATH"] = os.pathsep.join(str(Path(path).resolve()) for path in paths if path)
+    return environment | {
+        "PYTHONHASHSEED": "0",
+        "PYTHONSAFEPATH": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONIOENCODING": "utf-8",
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        _MEMORY_VARIABLE: str(memory_mb),
+    }
 
 
 def _parse(raw: bytes, number: int) -> dict[str, Json]:
