@@ -152,7 +152,8 @@ def test_one_step_is_drawn_as_a_point(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     write_events(run, [step(1, 0.25)])
     figure = read(run).one("section", id="reward").one("figure")
-    assert figure.one("path", class_="line").attributes["d"] == "M500.0 225.0h0"
+    assert figure.one("path", class_="lone").attributes["d"] == "M500.0 225.0h0"
+    assert not figure.all("path", class_="line")
 
 
 def test_a_failed_run_says_why_and_what_to_do(tmp_path: Path) -> None:

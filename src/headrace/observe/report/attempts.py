@@ -75,8 +75,8 @@ def _group(group: Sequence[Trajectory]) -> Html:
         "article",
         tag(
             "header",
-            tag("b", f"group {group[0].group}"),
-            tag("bdi", f"{task.domain}, tier {task.tier}"),
+            tag("b", "group ", tag("bdi", group[0].group)),
+            tag("span", tag("bdi", task.domain), f", tier {task.tier}"),
             tag("span", _told(group)),
         ),
         tag(

@@ -29,7 +29,12 @@ def heading(material: Material) -> Html:
     return tag(
         "header",
         tag("p", "headrace run report", class_="eyebrow"),
-        tag("h1", material.recipe_name, " ", tag("small", f"on {material.model}")),
+        tag(
+            "h1",
+            tag("bdi", material.recipe_name),
+            " ",
+            tag("small", "on ", tag("bdi", material.model)),
+        ),
         _status(material),
         tag("p", verdict(material), class_="verdict"),
         _facts(material),
@@ -49,7 +54,7 @@ def _status(material: Material) -> Html:
         "div",
         tag("b", f"{symbol} {word}", class_=f"pill {tone}"),
         tag("span", status.reason, class_="reason") if status.reason else None,
-        tag("span", tag("b", "hint: "), hint, class_="hint") if hint else None,
+        tag("span", tag("b", "hint: "), tag("bdi", hint), class_="hint") if hint else None,
         class_="status",
     )
 

@@ -195,9 +195,20 @@ def _grid(ticks: Sequence[float], frame: _Frame) -> Html:
 
 def _line(line: Line, frame: _Frame) -> Html:
     axis = frame.axis
-    runs = _runs(list(zip(axis.points, axis.pooled(line.values, line.pool), strict=True)), frame)
-    path = "".join("M" + "L".join(run) if len(run) > 1 else f"M{run[0]}h0" for run in runs)
-    return tag("path", class_=f"line {line.tone}", d=path)
+    pooled = axis.pooled(line.values, line.pool)
+    return _stroke(list(zip(axis.points, pooled, strict=True)), frame, line.tone)
+
+
+def _stroke(points: Sequence[tuple[int, float | None]], frame: _Frame, tone: str) -> Html:
+    """Lines through neighbours; a point without any is a dot, or it would not be seen."""
+    runs = _runs(points, frame)
+    lines = "".join("M" + "L".join(run) for run in runs if len(run) > 1)
+    lone = "".join(f"M{run[0]}h0" for run in runs if len(run) == 1)
+    return join(
+        tag("path", class_=f"{kind} {tone}", d=path)
+        for kind, path in (("line", lines), ("lone", lone))
+        if path
+    )
 
 
 def _runs(points: Sequence[tuple[int, float | None]], frame: _Frame) -> list[list[str]]:
@@ -326,11 +337,10 @@ def sparkline(values: Values, label: str) -> Html:
     size = max(-(-len(values) // 60), 1)
     points = [_pool(values[i : i + size], "mean") for i in range(0, len(values), size)]
     axis = Axis(steps=tuple(range(len(points))), first=0, last=max(len(points) - 1, 0))
-    runs = _runs(list(zip(axis.steps, points, strict=True)), _Frame(axis, -0.05, 1.05))
-    path = "".join("M" + "L".join(run) if len(run) > 1 else f"M{run[0]}h0" for run in runs)
+    frame = _Frame(axis, -0.05, 1.05)
     return tag(
         "svg",
-        tag("path", class_="line main", d=path),
+        _stroke(list(zip(axis.steps, points, strict=True)), frame, "main"),
         viewBox=f"0 0 {WIDTH:.0f} {HEIGHT:.0f}",
         preserveAspectRatio="none",
         role="img",

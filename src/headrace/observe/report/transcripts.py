@@ -149,7 +149,7 @@ def _article(number: int, pair: _Pair, limit: int) -> Html:
             "header",
             tag("b", f"{number}"),
             tag("span", f"{_OUTCOMES[pair.outcome]}", class_=f"outcome {pair.outcome}"),
-            tag("bdi", f"{item.domain}{tier}"),
+            tag("span", tag("bdi", item.domain), tier),
         ),
         tag(
             "div",
