@@ -113,6 +113,15 @@ def test_tasks_do_not_depend_on_the_process_nor_on_what_it_made_before(
     assert {name for name in ALL if made[name] != made_again[name]} == set()
 
 
+def test_a_generator_that_draws_from_the_global_random_is_reproducible_too(
+    first: ReasoningGymPack, second: ReasoningGymPack
+) -> None:
+    forward = [domain_of(first, "list_functions").task(0, index) for index in range(24)]
+    domain_of(second, "list_functions").task(0, 99)
+    backward = [domain_of(second, "list_functions").task(0, index) for index in range(24)[::-1]]
+    assert backward[::-1] == forward
+
+
 def test_the_reference_answer_earns_full_marks_and_silence_nothing(
     made: dict[str, Task], second: ReasoningGymPack
 ) -> None:
