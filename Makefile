@@ -29,7 +29,7 @@ lint: install
 	$(BIN)/lint-imports
 
 types: install
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 unit: install browser
 	$(BIN)/pytest -m "not slow"

@@ -196,7 +196,7 @@ def _domains(events: Sequence[Event]) -> dict[str, dict[str, Json]]:
         elif event.kind == "curriculum":
             name, tier = event.payload.get("domain"), _integer(event.payload, "to_tier")
             if isinstance(name, str) and tier is not None:
-                domains[name] = {**domains.get(name, {}), "tier": tier}
+                domains[name] = {**_mapping(domains, name), "tier": tier}
     return domains
 
 
