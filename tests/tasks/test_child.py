@@ -337,3 +337,26 @@ def test_no_child_outlives_a_parent_that_forgot_to_close_it(module: str) -> None
     )
     assert done.stderr == ""
     assert wait_gone(int(done.stdout), 5)
+
+
+def test_a_child_of_a_large_process_does_not_take_its_parents_size_for_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = install_module(
+        tmp_path,
+        "modest_worker",
+        "from headrace.verify.child import serve\nserve(lambda: lambda request: request)\n",
+        monkeypatch,
+    )
+    ballast = bytearray(700 * 2**20)
+    ballast[::4096] = b"x" * len(ballast[::4096])
+    child = Child(module, memory_mb=1024)
+    try:
+        child.call(1, deadline=20.0)
+        first = child.pid
+        child.call(2, deadline=20.0)
+        assert first is not None
+        assert child.pid == first
+    finally:
+        child.close()
+        del ballast
