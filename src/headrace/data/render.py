@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -121,7 +122,7 @@ class Renderer:
         pieces = _PLACES.split(frame)
         own = [self._encode(piece) for piece in pieces[::2]]
         frame_ids = [id for ids in own for id in ids]
-        controls = self._controls_in(turns, frame_ids)
+        controls = self._controls | (self._added.keys() & set(frame_ids))
         whole = self._encode(self._render(turns))
         if _only(controls, whole) == _only(controls, frame_ids):
             return whole
@@ -153,37 +154,26 @@ class Renderer:
         reason = f"refuses these messages: {refusal}" if refusal else "leaves out a message"
         raise ModelError(f"the model's chat template {reason}")
 
-    def _controls_in(self, turns: list[_Turn], frame_ids: Sequence[int]) -> Set[int]:
-        """The ids that only a template may write: special and end tokens, and those it does.
-
-        The unknown-token id stands for any unknown character, so it counts only if spelled out.
-        """
-        controls = self._controls | (self._added.keys() & set(frame_ids))
-        if self._unknown is None:
-            return controls
-        spelled = any(self._added[self._unknown] in turn.content for turn in turns)
-        return controls if spelled else controls - {self._unknown}
-
     def _as_text(self, text: str, controls: Set[int]) -> list[int]:
         """The ids of `text` without any control token, whatever it spells.
 
-        A tokenizer that will not leave a spelling alone gets it in two pieces.
+        A tokenizer that will not leave a spelling alone gets it cut after its first character.
+        The unknown token is no harm where it stands for a character outside the vocabulary.
         """
         ids = self._encode(text, split_special_tokens=True)
-        if not _only(controls, ids):
-            return ids
-        for spelling in (self._added[id] for id in controls if id in self._added):
-            start = text.find(spelling)
-            if start >= 0 and len(spelling) > 1:
-                cut = start + 1
-                return self._as_text(text[:cut], controls) + self._as_text(text[cut:], controls)
-        if set(_only(controls, ids)) == {self._unknown}:
+        if _only(controls, ids):
+            spellings = "|".join(re.escape(self._added[id]) for id in controls & self._added.keys())
+            cuts = [found.start() + 1 for found in re.finditer(f"(?={spellings})", text)]
+            fragments = [text[start:end] for start, end in pairwise([0, *cuts, len(text)])]
+            encoded = [self._encode(part, split_special_tokens=True) for part in fragments]
+            ids = [id for part in encoded for id in part]
+        if set(_only(controls, ids)) <= {self._unknown}:
             return ids
         raise ModelError("this tokenizer cannot keep a special token in a task's text as text")
 
     def _plain_ids(self, turns: list[_Turn]) -> list[int]:
         text = "\n\n".join(turn.content for turn in turns)
-        return self._as_text(text, self._controls_in(turns, ()))
+        return self._as_text(text, self._controls)
 
     def _render(self, turns: list[_Turn]) -> str:
         try:

@@ -247,10 +247,10 @@ _NETWORK = ("connection", "timed out", "timeout", "resolution", "proxy", "ssl", 
 
 def _download_error(source: PypiSource, log: str) -> HeadraceError:
     """What pip's log means: no space, no network, a damaged wheel, no such release, or else."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    complaints = [line for line in lines if line.startswith(("ERROR", "WARNING"))] or lines
-    said = "; ".join(complaints[-2:])[:600] or "it said nothing"
-    lower = "\n".join(complaints).lower()
+    lines = [line.strip() for line in log.splitlines() if line.strip()] or ["it said nothing"]
+    complaints = [line for line in lines if line.startswith(("ERROR", "WARNING"))]
+    said = "; ".join(dict.fromkeys([*complaints[-2:], lines[-1]]))[:600]
+    lower = "\n".join([*complaints, lines[-1]]).lower()
     if "no space left" in lower or "disk quota" in lower:
         return StorageError(
             f"the disk filled up during the download: {said}",
