@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -305,7 +306,7 @@ import sys, threading, time
 from headrace.verify.child import Child
 child = Child("obliging_worker")
 child.call({"op": "pid"}, deadline=5)
-print(child.pid, flush=True)
+print(child.pid, child.call({"op": "litter"}, deadline=5), flush=True)
 if sys.argv[1] == "busy":
     child.call({"op": "sleep", "seconds": 600}, deadline=0.8)
 time.sleep(600)
@@ -317,12 +318,15 @@ def test_no_child_outlives_a_parent_that_was_killed(state: str, module: str) -> 
     del module  # installed for the parent's child
     parent = subprocess.Popen([sys.executable, "-c", PARENT, state], stdout=subprocess.PIPE)
     assert parent.stdout is not None
-    pid = int(parent.stdout.readline())
+    pid, scratch = parent.stdout.readline().decode().split()
     time.sleep(0.2)
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    assert wait_gone(pid, 10)
+    assert wait_gone(int(pid), 10)
+    if state == "idle":
+        assert not Path(scratch).exists()
+    shutil.rmtree(scratch, ignore_errors=True)
 
 
 def test_no_child_outlives_a_parent_that_forgot_to_close_it(module: str) -> None:
@@ -336,7 +340,9 @@ def test_no_child_outlives_a_parent_that_forgot_to_close_it(module: str) -> None
         timeout=60,
     )
     assert done.stderr == ""
-    assert wait_gone(int(done.stdout), 5)
+    pid, scratch = done.stdout.split()
+    assert wait_gone(int(pid), 5)
+    assert not Path(scratch).exists()
 
 
 def test_a_child_of_a_large_process_does_not_take_its_parents_size_for_its_own(

@@ -28,11 +28,14 @@ from headrace.errors import InfrastructureError, StorageError
 from headrace.types import canonical_json
 
 __all__ = [
+    "MODEL_FILES",
     "FileRecord",
+    "Filled",
     "Manifest",
     "Progress",
     "Silent",
     "cache_root",
+    "durable",
     "install",
     "read_manifest",
     "record_directory",

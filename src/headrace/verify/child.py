@@ -16,6 +16,7 @@ import json
 import os
 import resource
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
@@ -41,6 +42,7 @@ __all__ = [
 ]
 
 _MEMORY_VARIABLE = "HEADRACE_CHILD_MEMORY_MB"
+_SCRATCH_VARIABLE = "HEADRACE_CHILD_SCRATCH"
 _TAIL_BYTES = 4096
 _REPLY_BYTES = 16 * 2**20
 _KILL_SECONDS = 10.0
@@ -84,7 +86,7 @@ class _Life:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env=_environment(memory_mb),
+                env={**_environment(memory_mb), _SCRATCH_VARIABLE: scratch},
                 start_new_session=True,
                 bufsize=0,
             )
@@ -341,6 +343,8 @@ def serve(load: Callable[[], Callable[[Json], Json]]) -> None:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         retires = _peak_bytes() > memory / 2
         _reply(replies, message["id"], reply, last=retires)
+    if _SCRATCH_VARIABLE in os.environ:  # the parent is gone and will not sweep it
+        shutil.rmtree(os.environ[_SCRATCH_VARIABLE], ignore_errors=True)
 
 
 def _peak_bytes() -> int:
