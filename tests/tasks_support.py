@@ -1,4 +1,4 @@
-"""Helpers of the task tests: small domains, worker modules, and processes that must be gone."""
+"""What the task tests share: small domains, worker modules, and processes that must be gone."""
 
 from __future__ import annotations
 
