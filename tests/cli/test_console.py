@@ -125,12 +125,18 @@ def test_no_colour_is_written_when_the_environment_asks_for_none(
 
 def test_a_reader_who_hangs_up_does_not_stop_the_run() -> None:
     class Closed(io.StringIO):
+        attempts = 0
+
         def write(self, text: str, /) -> int:
+            self.attempts += 1
             raise BrokenPipeError
 
-    listener = ConsoleListener(Closed())
+    gone = Closed()
+    listener = ConsoleListener(gone)
+    listener.step(FULL)
     listener.step(FULL)
     listener.close()
+    assert gone.attempts == 1, "after the first refusal nothing more is written"
     stream = io.StringIO()
     listener = ConsoleListener(stream)
     stream.close()
