@@ -349,14 +349,17 @@ class CheckpointSpec(_Part):
 class StopSpec(_Part):
     """When to stop early, and as what.
 
-    After `no_signal` steps in a row without any advantage: done where the mean reward of
+    After `no_signal` steps in a row in which no attempts that are compared scored apart
+    (penalties for length or distance are no signal): done where the mean reward of
     those steps is at least `mastered`, else an error (exit 4). After `all_truncated` steps in
-    a row in which every attempt hit the token limit: an error (exit 4).
+    a row in which every attempt hit the token limit, or `unjudged` in which none could be
+    judged: an error (exit 4).
     """
 
     no_signal: Positive = 5
     mastered: Share = 0.95
     all_truncated: Positive = 3
+    unjudged: Positive = 3
 
 
 class Recipe(_Part):

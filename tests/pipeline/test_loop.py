@@ -187,10 +187,20 @@ def test_no_signal_ends_the_run_with_its_own_exit_code_and_a_hint(tmp_path: Path
     assert (tmp_path / "run" / "report.html").exists()
 
 
+def test_a_penalty_for_length_is_no_learning_signal(tmp_path: Path) -> None:
+    """Shaping gives advantages although every attempt scores 0: the run must not look alive."""
+    changes = {"algorithm": {"preset": "grpo", "overlong": {"cache": 7}}, "stop": {"no_signal": 2}}
+    with pytest.raises(NoSignalError, match="no learning signal in 2 steps"):
+        run(tmp_path, tasks={"domains": [{"name": "vowels/flat"}]}, **changes)
+    steps = events(tmp_path, "step")
+    assert any(event.payload["credit"]["informative"] for event in steps)
+    assert not any(event.payload["signal"] for event in steps)
+
+
 def test_a_verifier_that_never_judges_ends_the_run(tmp_path: Path) -> None:
     changes = {"tasks": {"domains": [{"name": "vowels/broken"}]}, "evaluate": {"items": 0}}
     with pytest.raises(NoSignalError, match=r"could be judged.*out of order"):
-        run(tmp_path, stop={"all_truncated": 2}, **changes)
+        run(tmp_path, stop={"unjudged": 2}, **changes)
 
 
 def test_a_console_line_tells_each_step(tmp_path: Path) -> None:

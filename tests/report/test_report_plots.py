@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from headrace.observe.report.markup import Html, clip, tag
 from headrace.observe.report.plots import Axis, Band, Chart, Line, chart, nice_ticks, sparkline
-from headrace.observe.report.values import brief, number, plain, share
+from headrace.observe.report.values import brief, plain
+from headrace.store.lenient import number, share
 from report_support import parse
 
 _FINITE = st.floats(-1e300, 1e300)

@@ -43,7 +43,7 @@ def train(run: Run) -> str:
         played = play(run)
         learned = learn(run, played.effective)
         run.record(played.everything, learned.credit, learned.reports, learned.updates)
-        run.conclude(played.everything, learned.credit)
+        run.conclude(played.everything)
         run.evaluate_if_due()
         run.checkpoint_if_due()
     return run.outcome

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from headrace.algorithms.advantages import has_spread
 from headrace.algorithms.control import EntropyController, KlController
 from headrace.algorithms.credit import Credit
 from headrace.data.source import TaskSource
@@ -139,6 +140,7 @@ class Run:
 
     def settle(self, wave: str, attempts: Sequence[Trajectory]) -> None:
         """Note a wave that is on disk and tell the curriculum what each group scored."""
+        self._played = time.perf_counter() - self._began
         self.books.events.append(
             "wave",
             self.step,
@@ -170,16 +172,15 @@ class Run:
 
     def effective(self, attempts: Sequence[Trajectory]) -> list[Trajectory]:
         """The attempts of the groups that are trained on; the others give their slot back."""
-        self._played = time.perf_counter() - self._began
         if not self.recipe.algorithm.dynamic_sampling:
             return list(attempts)
         kept: list[Trajectory] = []
         for group in _by_group(attempts):
-            scores = {t.score for t in group if t.score is not None}
-            if len(scores) > 1:
+            if has_spread([t.score for t in group]):
                 kept += group
             else:
-                self.slots.rejected(group[0].group, "no spread" if scores else "unjudged")
+                judged = any(t.score is not None for t in group)
+                self.slots.rejected(group[0].group, "no spread" if judged else "unjudged")
         return kept
 
     def release(self, attempts: Sequence[Trajectory]) -> None:
@@ -215,6 +216,7 @@ class Run:
             "version": self.policy.version,
             **play_payload(attempts),
             **learning_payload(credit, reports, updates),
+            "signal": self.vigil.signal(attempts),
             "kl_coefficient": self.kl.coefficient,
             "entropy_coefficient": self.entropy.coefficient,
             "domains": domain_payload(attempts, self.source.status()),
@@ -251,9 +253,9 @@ class Run:
             eta=(self.recipe.steps - self.step) * timing["seconds"],
         )
 
-    def conclude(self, attempts: Sequence[Trajectory], credit: Credit) -> None:
+    def conclude(self, attempts: Sequence[Trajectory]) -> None:
         """Decide whether this was the last step; NoSignalError where going on is no use."""
-        mastered = self.vigil.observe(attempts, signal=credit.informative > 0)
+        mastered = self.vigil.observe(attempts)
         if mastered is not None:
             self.outcome = mastered
         elif self.step == self.recipe.steps:

@@ -227,7 +227,7 @@ def _assemble(
         slots=Slots(groups_per_step=recipe.play.groups, max_lag=recipe.play.max_lag),
         kl=KlController(recipe.algorithm.kl),
         entropy=EntropyController(recipe.algorithm.entropy),
-        vigil=Vigil(recipe.stop),
+        vigil=Vigil(recipe.stop, batch_wide=recipe.algorithm.advantage == "reinforce++"),
         stop_requested=stop_requested,
     )
     _continue(run)

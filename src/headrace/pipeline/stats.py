@@ -83,7 +83,6 @@ def learning_payload(
             "advantage": asdict(credit.advantage),
             "overlong_penalty": credit.penalty,
         },
-        "signal": credit.informative > 0,
         "kl_reference": credit.reference_kl,
         "kl_behaviour": mean([report.kl_behaviour for report in reports]),
         "clipped_share": mean([report.clipped_share for report in reports]),

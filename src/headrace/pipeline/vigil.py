@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from headrace.algorithms.advantages import has_spread
 from headrace.errors import NoSignalError
 from headrace.recipe import StopSpec
 from headrace.types import Json, Trajectory
@@ -18,26 +19,40 @@ __all__ = ["Vigil"]
 class Vigil:
     """Counts steps in a row without a signal, with everything truncated, with no verdict."""
 
-    def __init__(self, spec: StopSpec) -> None:
+    def __init__(self, spec: StopSpec, *, batch_wide: bool = False) -> None:
+        """`batch_wide`: the algorithm compares all attempts of a step, not those of a group."""
         self._spec = spec
+        self._batch_wide = batch_wide
         self._silent: list[float] = []
         self._truncated = 0
         self._unjudged = 0
 
-    def observe(self, trajectories: Sequence[Trajectory], *, signal: bool) -> str | None:
+    def signal(self, trajectories: Sequence[Trajectory]) -> bool:
+        """Whether any attempts that are compared with each other scored apart.
+
+        Asked of the verdicts alone: shaping for length or distance gives gradients too, but
+        nothing to learn about the task.
+        """
+        compared: dict[str, list[float | None]] = {}
+        for trajectory in trajectories:
+            key = "" if self._batch_wide else trajectory.group
+            compared.setdefault(key, []).append(trajectory.score)
+        return any(has_spread(scores) for scores in compared.values())
+
+    def observe(self, trajectories: Sequence[Trajectory]) -> str | None:
         """The reason to end the run now as a success, or None to go on.
 
         Raises NoSignalError after `no_signal` silent steps in a row below `mastered`, after
-        `all_truncated` steps in which every attempt hit the limit, and after as many steps in
-        which no attempt could be judged.
+        `all_truncated` in which every attempt hit the limit, and after `unjudged` in which none
+        could be judged.
         """
         scores = [t.score for t in trajectories if t.score is not None]
         self._unjudged = 0 if scores else self._unjudged + 1
         cut = all(t.ending == "truncated" for t in trajectories)
         self._truncated = self._truncated + 1 if cut else 0
         mean = sum(scores) / len(scores) if scores else 0.0
-        self._silent = [] if signal else [*self._silent, mean]
-        if self._unjudged >= self._spec.all_truncated:
+        self._silent = [] if self.signal(trajectories) else [*self._silent, mean]
+        if self._unjudged >= self._spec.unjudged:
             raise self._no_verdict(trajectories)
         if len(self._silent) >= self._spec.no_signal:
             level = sum(self._silent) / len(self._silent)

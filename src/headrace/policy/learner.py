@@ -7,13 +7,10 @@ weights that did not change.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
-import re
 from collections import defaultdict
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -176,9 +173,8 @@ class TorchLearner:
         for name, parameter in self._policy.trainable().items():
             for key, value in self._optimizer.state.get(parameter, {}).items():
                 moments[f"{key}/{name}"] = value.detach().contiguous()
-        with _disk_errors(directory):
-            self._save_weights(weights)
-            save_file(moments, directory / "optimizer.safetensors")
+        self._save_weights(weights)
+        save_file(moments, directory / "optimizer.safetensors")
         state = {"optimizer_steps": self._steps, "version": self._policy.version}
         (directory / "learner.json").write_text(json.dumps(state))
 
@@ -187,8 +183,7 @@ class TorchLearner:
         reference = self._policy.reference
         assert reference is not None
         tensors = {name: tensor.contiguous() for name, tensor in reference.items()}
-        with _disk_errors(directory):
-            save_file(tensors, directory / "reference.safetensors")
+        save_file(tensors, directory / "reference.safetensors")
 
     def _save_weights(self, directory: Path) -> None:
         model = self._policy.model
@@ -264,19 +259,6 @@ def schedule(spec: LearnerSpec, step: int, total: int) -> float:
     else:
         decayed = 0.5 * (1.0 + math.cos(math.pi * progress))
     return spec.final_share + (1.0 - spec.final_share) * decayed
-
-
-@contextlib.contextmanager
-def _disk_errors(directory: Path) -> Generator[None]:
-    """Turn what safetensors says of a failed write back into the OSError it was."""
-    try:
-        yield
-    except SafetensorError as error:
-        number = re.search(r"os error (\d+)", str(error))
-        if number is None:
-            raise
-        code = int(number.group(1))
-        raise OSError(code, os.strerror(code), str(directory)) from error
 
 
 def _loss_inputs(

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from headrace.store.events import Event, read_history
+from headrace.store.lenient import integer, mapping, number
 from headrace.store.runs import RunDirectory, recipe_title
 from headrace.types import Json
 
@@ -113,10 +114,10 @@ def summarise(run: RunDirectory) -> RunSummary:
         status=status.state,
         reason=status.reason,
         steps=len(steps),
-        planned=_integer(started.payload, "steps") if started else None,
+        planned=integer(started.payload, "steps") if started else None,
         seconds=seconds_of(events),
         heldout=_heldout(events),
-        reward=[_number(_mapping(event.payload, "reward"), "mean") for event in steps],
+        reward=[number(mapping(event.payload, "reward"), "mean") for event in steps],
         samples_per_second=rate_of(steps, "samples_per_second"),
         tokens_per_second=rate_of(steps, "tokens_per_second"),
         domains=_domains(events),
@@ -162,20 +163,20 @@ def _heldout(events: Sequence[Event]) -> Heldout:
 
 def _score(payload: Mapping[str, Json]) -> Score:
     return Score(
-        score=_number(payload, "score"),
-        stderr=_number(payload, "stderr"),
-        n=_integer(payload, "n"),
+        score=number(payload, "score"),
+        stderr=number(payload, "stderr"),
+        n=integer(payload, "n"),
     )
 
 
 def _difference(payload: Mapping[str, Json]) -> Difference:
     return Difference(
-        value=_number(payload, "value"),
-        stderr=_number(payload, "stderr"),
-        low=_number(payload, "low"),
-        high=_number(payload, "high"),
-        n=_integer(payload, "n"),
-        confidence=_number(payload, "confidence"),
+        value=number(payload, "value"),
+        stderr=number(payload, "stderr"),
+        low=number(payload, "low"),
+        high=number(payload, "high"),
+        n=integer(payload, "n"),
+        confidence=number(payload, "confidence"),
     )
 
 
@@ -192,29 +193,14 @@ def _domains(events: Sequence[Event]) -> dict[str, dict[str, Json]]:
     domains: dict[str, dict[str, Json]] = {}
     for event in events:
         if event.kind == "step":
-            domains.update(_mapping(event.payload, "domains"))
+            domains.update(mapping(event.payload, "domains"))
         elif event.kind == "curriculum":
-            name, tier = event.payload.get("domain"), _integer(event.payload, "to_tier")
+            name, tier = event.payload.get("domain"), integer(event.payload, "to_tier")
             if isinstance(name, str) and tier is not None:
-                domains[name] = {**_mapping(domains, name), "tier": tier}
+                domains[name] = {**mapping(domains, name), "tier": tier}
     return domains
 
 
 def _last(events: Iterable[Event], kind: str) -> Event | None:
     found = [event for event in events if event.kind == kind]
     return found[-1] if found else None
-
-
-def _mapping(value: Mapping[str, Json], key: str) -> Mapping[str, Json]:
-    inner = value.get(key)
-    return inner if isinstance(inner, dict) else {}
-
-
-def _number(value: Mapping[str, Json], key: str) -> float | None:
-    number = value.get(key)
-    return number if type(number) in (int, float) else None
-
-
-def _integer(value: Mapping[str, Json], key: str) -> int | None:
-    number = value.get(key)
-    return number if type(number) is int else None

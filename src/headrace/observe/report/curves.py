@@ -9,8 +9,9 @@ from headrace.observe.report.gather import Material, Move
 from headrace.observe.report.markup import Html, tag
 from headrace.observe.report.parts import absent, section, table
 from headrace.observe.report.plots import Axis, Band, Chart, Dots, Line, Mark, chart
-from headrace.observe.report.values import brief, fixed, number
+from headrace.observe.report.values import brief, fixed
 from headrace.store.events import Event
+from headrace.store.lenient import number
 
 __all__ = ["chart_steps", "curves", "health"]
 

@@ -10,8 +10,9 @@ from headrace.observe.report.gather import Material
 from headrace.observe.report.markup import Html, Node, tag
 from headrace.observe.report.parts import absent, section
 from headrace.observe.report.plots import sparkline
-from headrace.observe.report.values import count, fixed, integer, mapping, share
+from headrace.observe.report.values import count, fixed
 from headrace.store.events import Event
+from headrace.store.lenient import integer, mapping, share
 from headrace.types import Json
 
 __all__ = ["domains"]

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from headrace.errors import HeadraceError
-from headrace.observe.report.values import integer, mapping, number, text
 from headrace.store.events import Event, read_events
 from headrace.store.files import read_json
+from headrace.store.lenient import integer, mapping, number, text
 from headrace.store.runs import RunDirectory, RunStatus, recipe_title
 from headrace.store.summary import rate_of, seconds_of
 from headrace.store.trajectories import WaveLog

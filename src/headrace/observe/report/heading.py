@@ -10,7 +10,8 @@ from headrace.observe.console import format_duration
 from headrace.observe.report.gather import Comparison, Material
 from headrace.observe.report.markup import Html, tag
 from headrace.observe.report.parts import facts
-from headrace.observe.report.values import count, fixed, integer, number, signed, text
+from headrace.observe.report.values import count, fixed, signed
+from headrace.store.lenient import integer, number, text
 from headrace.types import Json
 
 __all__ = ["heading", "machine", "verdict"]

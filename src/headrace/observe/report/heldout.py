@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from headrace.observe.report.gather import Evaluation, Material
 from headrace.observe.report.markup import Html, Node, join, tag
 from headrace.observe.report.parts import absent, section
-from headrace.observe.report.values import count, fixed, integer, number
+from headrace.observe.report.values import count, fixed
+from headrace.store.lenient import integer, number
 
 __all__ = ["heldout"]
 
