@@ -267,7 +267,8 @@ def _own(dtype: str) -> dict[str, Any]:
 
 def roofline(bench: Bench) -> Iterator[Row]:
     """The share of what the machine could do at best. The bars are for the type in which its
-    matrix products are faster; the other one informs."""
+    matrix products are faster; the other one informs. The machine is measured before and after
+    the engine, and the better of both counts, so that other work cannot flatter the shares."""
     _say("roofline")
     with bench.crew({"headrace": {"dtype": "fp32"}}) as crew:
         if "headrace" in crew.missing:
@@ -275,59 +276,84 @@ def roofline(bench: Bench) -> Iterator[Row]:
             return
         shape = Shape(**crew.ask("headrace", do="shape"))
         found = crew.ask("headrace", do="rates", quick=bench.quick)
-        rates = {
-            dtype: Rates(flop=found[dtype], bandwidth=found["bandwidth"]) for dtype in NUMBER_BYTES
-        }
         fast = max(bench.dtypes, key=lambda dtype: found[dtype])
-        for name, unit in (("fp32", "GFLOP/s"), ("bf16", "GFLOP/s"), ("bandwidth", "GB/s")):
-            yield Row(what=f"machine: {name}", peer="-", unit=unit, ours=(found[name] / 1e9,))
-        if "fp32" in bench.dtypes:
-            yield from _shares(bench, crew, shape, rates["fp32"], "fp32", fast)
-        samples_bf16 = crew.said["headrace"]["sampler_dtype"]
-    if "bf16" in bench.dtypes and samples_bf16:
+        bf16 = "bf16" in bench.dtypes and crew.said["headrace"]["sampler_dtype"]
+        races = _races(bench, crew, shape, "fp32", fast) if "fp32" in bench.dtypes else []
+        if not bf16:
+            found = _better(found, crew.ask("headrace", do="rates", quick=bench.quick))
+    if bf16:
         with bench.crew({"headrace": {"dtype": "bf16", "autocast": "bf16"}}) as crew:
-            yield from _shares(bench, crew, shape, rates["bf16"], "bf16", fast)
+            races += _races(bench, crew, shape, "bf16", fast)
+            found = _better(found, crew.ask("headrace", do="rates", quick=bench.quick))
+    for name, unit in (("fp32", "GFLOP/s"), ("bf16", "GFLOP/s"), ("bandwidth", "GB/s")):
+        yield Row(what=f"machine: {name}", peer="-", unit=unit, ours=(found[name] / 1e9,))
+    for race in races:
+        rates = Rates(flop=found[race.dtype], bandwidth=found["bandwidth"])
+        yield Row(
+            what=race.what,
+            peer="roofline",
+            unit="tokens/s",
+            ours=race.ours,
+            theirs=race.bound(rates),
+            bar=race.bar,
+        )
 
 
-def _shares(
-    bench: Bench, crew: Crew, shape: Shape, rates: Rates, dtype: str, fast: str
-) -> Iterator[Row]:
-    yield from _decode_shares(bench, crew, shape, rates, dtype, dtype == fast)
-    if dtype == fast:
-        yield from _training_share(bench, crew, shape, rates, dtype)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Race:
+    """Tokens/s reached in each round, and what the machine bounds them by, given its rates."""
+
+    what: str
+    dtype: str
+    ours: tuple[float, ...]
+    bound: Callable[[Rates], tuple[float, ...]]
+    bar: float | None
 
 
-def _decode_shares(
-    bench: Bench, crew: Crew, shape: Shape, rates: Rates, dtype: str, barred: bool
-) -> Iterator[Row]:
-    for batch in bench.batches:
-        bounds: list[float] = []
+def _better(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    return {name: max(rate, other[name]) for name, rate in one.items()}
+
+
+def _races(bench: Bench, crew: Crew, shape: Shape, dtype: str, fast: str) -> list[_Race]:
+    races = [
+        _decode_against_bound(bench, crew, shape, dtype, batch, 0.6 if dtype == fast else None)
+        for batch in bench.batches
+    ]
+    return [*races, _training_against_bound(bench, crew, shape, dtype)] if dtype == fast else races
+
+
+def _decode_against_bound(
+    bench: Bench, crew: Crew, shape: Shape, dtype: str, batch: int, bar: float | None
+) -> _Race:
+    def bound(rates: Rates) -> tuple[float, ...]:
+        speeds: list[float] = []
         for number in range(1, bench.rounds + 1):
             lengths = [len(p) for p in bench.workload.prompts(batch, first=1000 * number)]
             seconds = decode_bound(shape, rates, lengths, bench.new_tokens, NUMBER_BYTES[dtype])
-            bounds.append(batch * bench.new_tokens / seconds)
-        values = _decode_race(bench, crew, f"roofline {dtype} batch {batch}", batch, 1)
-        values["roofline"] = tuple(bounds)
-        bars = {"roofline": 0.6 if barred else None}
-        yield from crew.rows(f"roofline decode {dtype} batch {batch}", "tokens/s", values, bars)
+            speeds.append(batch * bench.new_tokens / seconds)
+        return tuple(speeds)
+
+    values = _decode_race(bench, crew, f"roofline {dtype} batch {batch}", batch, 1)
+    what = f"roofline decode {dtype} batch {batch}"
+    return _Race(what=what, dtype=dtype, ours=values.get("headrace", ()), bound=bound, bar=bar)
 
 
-def _training_share(
-    bench: Bench, crew: Crew, shape: Shape, rates: Rates, dtype: str
-) -> Iterator[Row]:
+def _training_against_bound(bench: Bench, crew: Crew, shape: Shape, dtype: str) -> _Race:
     tokens = 256 if bench.quick else bench.sft_tokens
-    bounds: list[float] = []
+    steps = [bench.workload.texts(tokens, first=1000 * n) for n in range(bench.rounds + 1)]
 
     def measure(side: str, number: int) -> float:
-        sequences = bench.workload.texts(tokens, first=1000 * number)
-        said = crew.ask(side, do="sft", sequences=sequences)
-        if number:
-            bounds.append(tokens / training_bound(shape, rates, [len(ids) for ids in sequences]))
+        said = crew.ask(side, do="sft", sequences=steps[number])
         return said["count"] / said["seconds"]
 
+    def bound(rates: Rates) -> tuple[float, ...]:
+        return tuple(
+            tokens / training_bound(shape, rates, [len(ids) for ids in step]) for step in steps[1:]
+        )
+
     values = crew.race(f"roofline training {dtype}", bench.rounds, measure)
-    values["roofline"] = tuple(bounds)
-    yield from crew.rows(f"roofline training {dtype}", "tokens/s", values, {"roofline": 0.5})
+    what = f"roofline training {dtype}"
+    return _Race(what=what, dtype=dtype, ours=values.get("headrace", ()), bound=bound, bar=0.5)
 
 
 def parity(bench: Bench) -> Iterator[Row]:
