@@ -44,6 +44,7 @@ class SamplingParams:
 
     Filters apply in this order to the tempered distribution: top_k, top_p, min_p.
     `stop_ids` end a sequence beside all of the model's own end tokens; the stop token is kept.
+    `stop_strings` end it at the token that completes one of them, which is kept whole.
     """
 
     max_new_tokens: int
@@ -52,6 +53,7 @@ class SamplingParams:
     top_k: int = 0
     min_p: float = 0.0
     stop_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,23 @@ class ModelSpec(_Part):
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
 
+class SamplerSpec(_Part):
+    """How the embedded engine samples.
+
+    `engine`: "native" (compiled kernels, Llama-shaped models on a CPU), "general" (any model),
+    "reference" (general, each sequence computed alone: slow, independent of the batch); "auto"
+    takes the fastest that fits. `dtype` of the native engine's weights: "auto" is bf16 where
+    the policy computes in bf16, else fp32. `memory_mb` holds the key-value cache, `max_rows`
+    bounds the sequences in flight, and prompts are computed `prefill_tokens` at a time.
+    """
+
+    engine: Literal["auto", "native", "general", "reference"] = "auto"
+    dtype: Literal["auto", "fp32", "bf16"] = "auto"
+    max_rows: Positive = 256
+    memory_mb: Positive = 1024
+    prefill_tokens: Positive = 1024
+
+
 class DomainSpec(_Part):
     """A domain by name; `rg/*` style patterns name many. Weights are relative within the mix."""
 
@@ -315,7 +332,14 @@ class AlgorithmSpec(_Part):
 
 
 class LearnerSpec(_Part):
-    """AdamW and its schedule. `micro_tokens` bounds the distinct tokens of one forward pass."""
+    """AdamW and its schedule, and how much memory learning may take.
+
+    `micro_tokens` bounds the distinct tokens of one forward pass (a longer sample is one by
+    itself). `checkpointing` computes layers again in the backward pass instead of keeping
+    their insides: "auto" from 2,048 tokens in one pass on; `offload` then keeps even their
+    inputs in a file (in TMPDIR) instead of in memory. `beyond_context` allows samples longer
+    than the model's context where it computes positions instead of looking them up.
+    """
 
     learning_rate: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     betas: tuple[Share, Share] = (0.9, 0.95)
@@ -327,6 +351,9 @@ class LearnerSpec(_Part):
     final_share: Share = 0.0
     micro_tokens: Positive = 1024
     layout: Literal["auto", "tree", "padded"] = "auto"
+    checkpointing: Literal["auto", "on", "off"] = "auto"
+    offload: bool = False
+    beyond_context: bool = False
 
 
 class EvaluateSpec(_Part):
@@ -378,6 +405,7 @@ class Recipe(_Part):
     model: ModelSpec = ModelSpec()
     tasks: TaskSpec = TaskSpec()
     play: PlaySpec = PlaySpec()
+    sampler: SamplerSpec = SamplerSpec()
     algorithm: AlgorithmSpec = AlgorithmSpec()
     learner: LearnerSpec = LearnerSpec()
     evaluate: EvaluateSpec = EvaluateSpec()

@@ -8,6 +8,7 @@ import torch
 
 from headrace.errors import RecipeError
 from headrace.policy.sampler import TorchSampler
+from headrace.recipe import SamplerSpec
 from headrace.protocols import Completion, SampleRequest, SamplingParams
 from policy_support import prompt, tiny_policy
 
@@ -75,7 +76,7 @@ def test_the_same_requests_give_the_same_bits() -> None:
 
 
 def test_results_come_back_in_the_order_of_requests_and_seeds() -> None:
-    results = TorchSampler(tiny_policy(), max_rows=2).sample(requests())
+    results = TorchSampler(tiny_policy(), SamplerSpec(max_rows=2)).sample(requests())
     assert [[c.seed for c in row] for row in results] == [[0, 1, 2], [10, 11, 12], [20, 21, 22]]
     assert spoken(results) == spoken(TorchSampler(tiny_policy()).sample(requests()))
 

@@ -205,7 +205,7 @@ def _assemble(
     learner = TorchLearner(
         policy, recipe.learner, total_steps=recipe.steps * recipe.algorithm.updates
     )
-    sampler = TorchSampler(policy)
+    sampler = TorchSampler(policy, recipe.sampler)
     player = SingleTurn(
         sampler=sampler,
         renderer=Renderer(cast("Tokenizer", parts.loaded.tokenizer), parts.loaded.end_ids),

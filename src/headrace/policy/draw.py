@@ -20,6 +20,7 @@ from headrace.protocols import SamplingParams
 from headrace.types import Ids
 
 Uniforms = npt.NDArray[np.float64]
+_PAGE = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +81,51 @@ def draw(
     if params.temperature == 0.0:
         ids = logits.argmax(dim=-1)[which]
         return Draw(ids=ids, logps=torch.zeros(len(ids)), supports=None)
-    logps = log_distribution(logits, params)
-    cumulative = logps.double().exp_().cumsum(dim=-1)
-    total = cumulative[which, -1]
-    points = torch.from_numpy(uniform).to(total.device) * total
-    points = torch.minimum(points, torch.nextafter(total, torch.zeros_like(total)))
-    ids = torch.empty_like(which)
-    for index in range(len(logits)):
-        rows = (which == index).nonzero()[:, 0]
-        ids[rows] = torch.searchsorted(cumulative[index], points[rows], right=True)
+    filtered = is_filtered(params)
+    if filtered:
+        scores = log_distribution(logits, params)
+    else:
+        scores = logits if params.temperature == 1.0 else logits / params.temperature
+    top = scores.max(dim=-1, keepdim=True).values
+    mass = _in_pages(torch.exp(scores - top))
+    ids, total = _invert(mass, which, torch.from_numpy(uniform).to(logits.device))
+    logps = scores[which, ids].double() - top[which, 0].double() - total.log()
     supports = None
-    if is_filtered(params):
-        kept = torch.isfinite(logps).cpu()
+    if filtered:
+        kept = torch.isfinite(scores).cpu()
         supports = tuple(row.nonzero()[:, 0].numpy().astype(np.int32) for row in kept)
-    return Draw(ids=ids, logps=logps[which, ids], supports=supports)
+    return Draw(ids=ids, logps=logps.float(), supports=supports)
+
+
+def _in_pages(mass: Tensor) -> Tensor:
+    """[B, V] -> [B, P, _PAGE], the last page filled up with zeros."""
+    missing = -mass.shape[1] % _PAGE
+    if missing:
+        mass = torch.nn.functional.pad(mass, (0, missing))
+    return mass.view(len(mass), -1, _PAGE)
+
+
+def _invert(mass: Tensor, which: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """The token of each row at `uniform` [R], and the total mass it is a share of [R].
+
+    First the page is found in which the cumulative mass passes the point, then the token in
+    that page: two short searches instead of a running sum over the whole vocabulary.
+    """
+    pages = mass.sum(dim=-1).double().cumsum(dim=-1)[which]
+    total = pages[:, -1]
+    page, rest = _place(pages, uniform * total)
+    inside = mass[which, page].double().cumsum(dim=-1)
+    within, _ = _place(inside, torch.minimum(rest, inside[:, -1]))
+    return page * _PAGE + within, total
+
+
+def _place(cumulative: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
+    """Which of n cells [R, n] holds each point [R], and how far into the cell it lies.
+
+    A cell without mass is never chosen, even where rounding puts the point at the very end.
+    """
+    end = cumulative[:, -1]
+    points = torch.minimum(points, torch.nextafter(end, torch.zeros_like(end)))
+    cell = torch.searchsorted(cumulative, points[:, None], right=True)
+    before = torch.where(cell > 0, cumulative.gather(1, (cell - 1).clamp_min(0)), 0.0)
+    return cell[:, 0], points - before[:, 0]

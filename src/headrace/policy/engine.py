@@ -40,7 +40,9 @@ class TorchPolicy:
         model = cast("nn.Module", loaded.model)
         self.model: Any = _with_adapter(model, spec) if spec.lora else model
         self.model.to(self.device)
-        self.version = 0
+        self._version = 0
+        self.publications = 0
+        """How often weights were published or restored; samplers take them over when it moves."""
         self._autocast = _wants_autocast(spec, self.device)
         self._reference: dict[str, Tensor] | None = None
         if spec.lora is None:
@@ -66,6 +68,26 @@ class TorchPolicy:
         """The positions the model was made for, where its config says so."""
         length = getattr(self.config, "max_position_embeddings", None)
         return length if isinstance(length, int) else None
+
+    @property
+    def vocabulary(self) -> int:
+        """How many token ids the model has."""
+        return int(self.model.get_input_embeddings().weight.shape[0])
+
+    @property
+    def autocasts(self) -> bool:
+        """Whether the policy computes in bf16 over its fp32 weights."""
+        return self._autocast
+
+    @property
+    def version(self) -> int:
+        """The number of the weights that are sampled from."""
+        return self._version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self._version = version
+        self.publications += 1
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Trainable parameters by name, each tied one once."""
