@@ -34,7 +34,7 @@ from headrace.recipe import DEFAULT_MODEL
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     model = pull(options.model).directory
     bench = Bench(
         model=model,
@@ -47,10 +47,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         workload=Workload(model),
     )
     rows: list[Row] = []
-    for name in options.only:
-        started = time.perf_counter()
-        rows += CASES[name](bench)
-        print(f"{name}: {time.perf_counter() - started:.0f} s", file=sys.stderr)
+    try:
+        for name in options.only:
+            started = time.perf_counter()
+            rows.extend(CASES[name](bench))
+            print(f"{name}: {time.perf_counter() - started:.0f} s", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("interrupted; this is what there is:", file=sys.stderr)
+        finish(rows, check=False, output=options.json, threads=options.threads)
+        return 130
     return finish(rows, check=options.check, output=options.json, threads=options.threads)
 
 

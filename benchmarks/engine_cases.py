@@ -108,7 +108,8 @@ class Crew:
                     continue
                 if number > 0:
                     kept[name].append(value)
-                    _say(f"  {label} {number}/{rounds}: {name} {value:.4g}")
+                stage = f"{number}/{rounds}" if number > 0 else "warm-up"
+                _say(f"  {label} {stage}: {name} {value:.4g}")
         return {name: tuple(values) for name, values in kept.items()}
 
     def rows(
