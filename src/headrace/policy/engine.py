@@ -19,7 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from headrace.errors import ModelError
+from headrace.policy.attention import attending
 from headrace.policy.load import LoadedModel
+from headrace.policy.parts import Parts
 from headrace.recipe import ModelSpec
 
 Parameters = Mapping[str, nn.Parameter]
@@ -62,6 +64,16 @@ class TorchPolicy:
             self.config, "use_sliding_window", True
         )
         return kinds == {"full_attention"} and not windowed and _agrees_on_a_tree(self)
+
+    @functools.cached_property
+    def parts(self) -> Parts:
+        """The model's body, layers and head."""
+        return Parts(self.model)
+
+    @functools.cached_property
+    def supports_packing(self) -> bool:
+        """Whether attention can be redirected (`policy.attention`): asked by trying."""
+        return _agrees_when_packed(self)
 
     @property
     def context_length(self) -> int | None:
@@ -178,6 +190,38 @@ def _agrees_on_a_tree(policy: TorchPolicy) -> bool:
                     return False
     except (TypeError, ValueError, RuntimeError, IndexError):
         return False  # a forward that refuses a mask of ours has no trees
+    return True
+
+
+def _agrees_when_packed(policy: TorchPolicy) -> bool:
+    """Whether two branches of one packed tree get the states that each gets by itself.
+
+    Long enough for short windows to matter; every family with sinks or biases in its
+    attention differs here by far more than rounding.
+    """
+    from headrace.policy.packed import PackedAttention
+    from headrace.policy.tree import grow
+
+    words = np.random.default_rng(0).integers(0, int(policy.config.vocab_size), 40)
+    trunk, twigs = words[:24], (words[24:33], words[33:])
+    tree = grow([np.concatenate([trunk, twig]).astype(np.int32) for twig in twigs])
+    plan = PackedAttention(tree, policy.device, subtree=16)
+    try:
+        with torch.inference_mode(), policy.precision():
+            with attending(policy.config, plan):
+                merged = policy.parts.hidden(
+                    input_ids=torch.from_numpy(tree.ids).long().to(policy.device)[None],
+                    position_ids=torch.from_numpy(tree.depth).to(policy.device)[None],
+                )[0]
+            for path in tree.paths:
+                ids = torch.from_numpy(tree.ids[path]).long().to(policy.device)[None]
+                alone = policy.parts.hidden(input_ids=ids)[0]
+                close = 1e-3 if alone.dtype == torch.float32 and not policy.autocasts else 5e-2
+                gap = (merged[torch.from_numpy(path)] - alone).norm() / alone.norm()
+                if not float(gap) < close:
+                    return False
+    except (TypeError, ValueError, RuntimeError, IndexError, KeyError, AttributeError):
+        return False  # a forward that refuses a plan of ours cannot be packed
     return True
 
 

@@ -12,7 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -39,9 +39,6 @@ class TorchLearner:
         self._policy = policy
         self._spec = spec
         self._total_steps = total_steps
-        self._layout = spec.layout
-        if spec.layout == "auto":
-            self._layout = "tree" if policy.supports_trees else "padded"
         self._steps = 0
         self._optimizer = torch.optim.AdamW(
             policy.trainable().values(),
@@ -57,7 +54,10 @@ class TorchLearner:
     def logprobs(
         self, samples: Sequence[Sample], *, which: Literal["current", "reference"]
     ) -> list[Floats]:
-        """Per sample, log-probabilities [n] of its trainable tokens; 0 elsewhere."""
+        """Per sample, log-probabilities [n] of its trainable tokens; 0 elsewhere.
+
+        Raises UsageError for a sample that the model cannot compute whole.
+        """
         results = [np.zeros(len(sample.ids), dtype=np.float32) for sample in samples]
         with torch.inference_mode():
             if which == "reference":
@@ -68,27 +68,20 @@ class TorchLearner:
         return results
 
     def _fill(self, samples: Sequence[Sample], results: list[Floats]) -> None:
-        for scored in self._score(samples):
+        for scored in score(self._policy, samples, self._spec):
             values = scored.logps.cpu().numpy()
             owners = scored.sequence.cpu().numpy()
             for place, member in enumerate(scored.members):
                 results[member][samples[member].trainable] = values[owners == place]
-
-    def _score(self, samples: Sequence[Sample], *, entropy: bool = False) -> Any:
-        return score(
-            self._policy,
-            samples,
-            micro_tokens=self._spec.micro_tokens,
-            layout=self._layout,
-            entropy=entropy,
-        )
 
     # --- gradients -----------------------------------------------------------------------
 
     def forward_backward(self, samples: Sequence[Sample], loss: LossSpec) -> LearnerReport:
         """Add the gradient of the summed loss of `samples`; see `Sample` for the weights.
 
-        Raises NoSignalError if nothing is trainable, NumericalError if the loss is not finite.
+        Raises NoSignalError if nothing is trainable, NumericalError if the loss is not finite,
+        UsageError for a sample that the model cannot compute whole (empty, an id out of range,
+        longer than the context), StorageError if `offload` finds no room.
         """
         tokens = sum(int(sample.trainable.sum()) for sample in samples)
         if tokens == 0:
@@ -99,7 +92,7 @@ class TorchLearner:
             )
         tally = _Tally()
         wants_entropy = any(bool(np.any(s.entropy_weight != 0)) for s in samples)
-        for scored in self._score(samples, entropy=wants_entropy):
+        for scored in score(self._policy, samples, self._spec, entropy=wants_entropy):
             inputs = _loss_inputs(scored, samples, wants_entropy, self._policy.device)
             terms = objective(inputs, loss)
             if not math.isfinite(float(terms.loss.detach())):
