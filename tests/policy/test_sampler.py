@@ -8,8 +8,8 @@ import torch
 
 from headrace.errors import RecipeError
 from headrace.policy.sampler import TorchSampler
-from headrace.recipe import SamplerSpec
 from headrace.protocols import Completion, SampleRequest, SamplingParams
+from headrace.recipe import SamplerSpec
 from policy_support import prompt, tiny_policy
 
 PARAMS = SamplingParams(max_new_tokens=12)

@@ -51,6 +51,20 @@ TINY_ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen2": {**_GATED, "tie_word_embeddings": False},
     "qwen3": _GATED,
     "gemma2": {**_GATED, "query_pre_attn_scalar": 16, "sliding_window": 32},
+    "gemma3_text": {
+        **_GATED,
+        "query_pre_attn_scalar": 16,
+        "sliding_window": 16,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "olmo2": {**_GATED, "tie_word_embeddings": False},
+    "phi": {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 1024,
+    },
     "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 1024},
 }
 

@@ -83,9 +83,10 @@ static inline float sum(v16 x) {
     return total;
 }
 
-/* exp for x <= 88: range reduction by ln 2 in two parts, degree-6 polynomial; below -87 it is 0. */
+/* exp: range reduction by ln 2 in two parts, degree-6 polynomial; 0 below -87, constant above 88. */
 static inline vec exponential(vec x) {
-    ivec normal = x >= -87.0f;
+    ivec normal = x >= -87.0f, low = x <= 88.0f;
+    x = (vec)(((ivec)x & low) | ((ivec)splat(88.0f) & ~low));
     vec clamped = (vec)(((ivec)x & normal) | ((ivec)splat(-87.0f) & ~normal));
     vec n = clamped * 1.44269504088896341f + 12582912.0f;
     n = n - 12582912.0f;
