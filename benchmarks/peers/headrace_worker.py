@@ -20,7 +20,7 @@ from headrace.policy.load import load
 from headrace.policy.memory import keep_freed_memory
 from headrace.policy.sampler import TorchSampler
 from headrace.protocols import Completion, LossSpec, SampleRequest, SamplingParams
-from headrace.recipe import LearnerSpec, ModelSpec
+from headrace.recipe import LearnerSpec, ModelSpec, SamplerSpec
 from headrace.types import Floats, Sample
 
 Answer = dict[str, Any]
@@ -32,16 +32,19 @@ class Engine:
     def __init__(self, spec: dict[str, Any]) -> None:
         keep_freed_memory()
         options: dict[str, Any] = {"source": spec["model"], "device": "cpu"}
-        if "sampler_dtype" in ModelSpec.model_fields:
-            options["sampler_dtype"] = spec["dtype"]
         options["autocast"] = spec.get("autocast", "off")
         loaded = load(spec["model"])
         self._shape = _shape(loaded.model)
         self._policy = TorchPolicy(loaded, ModelSpec(**options))
         self._policy.end_ids = frozenset()
-        self._sampler = TorchSampler(self._policy)
+        self._sampler = TorchSampler(self._policy, SamplerSpec(dtype=spec["dtype"]))
         learning = LearnerSpec(learning_rate=spec.get("learning_rate", 1e-6))
         self._learner = TorchLearner(self._policy, learning, total_steps=10_000)
+
+    @property
+    def name(self) -> str:
+        """What runs the sampler's model."""
+        return self._sampler.engine
 
     # --- what is timed -------------------------------------------------------------------
 
@@ -250,9 +253,8 @@ def main() -> None:
     engine = Engine(spec)
     wire.reply(
         ready=True,
-        version=f"headrace {headrace.__version__}",
+        version=f"headrace {headrace.__version__} ({engine.name})",
         threads=torch.get_num_threads(),
-        sampler_dtype="sampler_dtype" in ModelSpec.model_fields,
     )
     work: dict[str, Callable[[dict[str, Any]], Answer]] = {
         "decode": engine.decode,

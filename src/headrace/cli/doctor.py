@@ -22,12 +22,15 @@ _GB = 1e9
 _PACKAGES = ("transformers", "peft", "safetensors", "numpy", "pyarrow", "reasoning-gym")
 _PROBE = """
 import json, torch
+from headrace.policy.native import Kernels, kernels
+found = kernels()
 gpu = torch.cuda.is_available()
 print(json.dumps({
     "version": torch.__version__,
     "threads": torch.get_num_threads(),
     "gpu": torch.cuda.get_device_name(0) if gpu else None,
     "bf16": bool(torch.cuda.is_bf16_supported()) if gpu else None,
+    "kernels": None if isinstance(found, Kernels) else found.reason,
 }))
 """
 
@@ -106,6 +109,7 @@ def _torch() -> list[Check]:
         return [Check("torch", "fail", said, "pip install torch")]
     found = json_module.loads(probe.stdout.strip().splitlines()[-1])
     checks = [Check("torch", "ok", f"{found['version']}, {found['threads']} threads")]
+    checks.append(_kernels(found["kernels"]))
     if found["gpu"] is not None:
         checks.append(Check("gpu", "ok", found["gpu"]))
         return [*checks, _bf16(bool(found["bf16"]))]
@@ -114,6 +118,13 @@ def _torch() -> list[Check]:
     if flags is None:
         return [*checks, Check("bf16", "ok", "unknown on this platform: runs use fp32")]
     return [*checks, _bf16(bool(flags & {"amx_bf16", "avx512_bf16"}))]
+
+
+def _kernels(missing: str | None) -> Check:
+    if missing is None:
+        return Check("kernels", "ok", "compiled for this processor")
+    detail = f"{missing}: sampling on a CPU takes the slower general engine"
+    return Check("kernels", "warn", detail, "install a C compiler, on Debian: apt-get install gcc")
 
 
 def _bf16(native: bool) -> Check:

@@ -206,6 +206,7 @@ def _assemble(
         policy, recipe.learner, total_steps=recipe.steps * recipe.algorithm.updates
     )
     sampler = TorchSampler(policy, recipe.sampler)
+    listener.note(f"sampling with the {sampler.engine} engine")
     player = SingleTurn(
         sampler=sampler,
         renderer=Renderer(cast("Tokenizer", parts.loaded.tokenizer), parts.loaded.end_ids),
