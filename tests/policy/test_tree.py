@@ -28,15 +28,6 @@ def test_a_tree_has_one_node_for_each_distinct_prefix(rows: list[Ids]) -> None:
     assert len(grow(rows)) == len(prefixes)
 
 
-@given(sequences)
-def test_a_node_sees_itself_and_its_ancestors_only(rows: list[Ids]) -> None:
-    tree = grow(rows)
-    visible = tree.visible()
-    for path in tree.paths:
-        for depth, node in enumerate(path):
-            assert np.flatnonzero(visible[node]).tolist() == sorted(path[: depth + 1].tolist())
-
-
 @given(sequences, st.integers(1, 12))
 def test_chunks_hold_each_sequence_once_and_keep_the_budget(rows: list[Ids], budget: int) -> None:
     held: list[int] = []
@@ -46,8 +37,3 @@ def test_chunks_hold_each_sequence_once_and_keep_the_budget(rows: list[Ids], bud
         for member, path in zip(members, tree.paths, strict=True):
             assert tree.ids[path].tolist() == rows[member].tolist()
     assert sorted(held) == list(range(len(rows)))
-
-
-def test_a_chain_needs_no_mask_and_a_fork_does() -> None:
-    assert not grow([np.array([1, 2, 3], np.int32), np.array([1, 2], np.int32)]).branches
-    assert grow([np.array([1, 2], np.int32), np.array([1, 3], np.int32)]).branches

@@ -57,15 +57,6 @@ class TorchPolicy:
         return self.model.config
 
     @functools.cached_property
-    def supports_trees(self) -> bool:
-        """Whether attention may be given an arbitrary mask and positions: asked by trying."""
-        kinds: set[str] = set(getattr(self.config, "layer_types", None) or ["full_attention"])
-        windowed = getattr(self.config, "sliding_window", None) is not None and getattr(
-            self.config, "use_sliding_window", True
-        )
-        return kinds == {"full_attention"} and not windowed and _agrees_on_a_tree(self)
-
-    @functools.cached_property
     def parts(self) -> Parts:
         """The model's body, layers and head."""
         return Parts(self.model)
@@ -156,41 +147,6 @@ class TorchPolicy:
     def _swap(self, weights: dict[str, Tensor]) -> None:
         for name, parameter in self.trainable().items():
             parameter.data, weights[name] = weights[name], parameter.data
-
-
-def attention_mask(visible: Tensor, implementation: str) -> Tensor:
-    """A [1, 1, n, n] mask from `visible` [n, n] bool, in the form the attention takes."""
-    if implementation == "sdpa":
-        return visible[None, None]
-    mask = torch.zeros(visible.shape, dtype=torch.float32, device=visible.device)
-    return mask.masked_fill_(~visible, torch.finfo(torch.float32).min)[None, None]
-
-
-def _agrees_on_a_tree(policy: TorchPolicy) -> bool:
-    """Whether two branches of one tree get the logits that each gets as a plain sequence."""
-    from headrace.policy.tree import grow
-
-    vocabulary = int(policy.config.vocab_size)
-    trunk = np.arange(5, dtype=np.int32) % vocabulary
-    twigs = [np.array([7, 8], np.int32), np.array([9, 3], np.int32)]
-    tree = grow([np.concatenate([trunk, twig % vocabulary]) for twig in twigs])
-    visible = torch.from_numpy(tree.visible()).to(policy.device)
-    try:
-        with torch.inference_mode():
-            merged = policy.forward(
-                input_ids=torch.from_numpy(tree.ids).long().to(policy.device)[None],
-                attention_mask=attention_mask(visible, policy.config._attn_implementation),
-                position_ids=torch.from_numpy(tree.depth).to(policy.device)[None],
-                use_cache=False,
-            ).logits[0]
-            for path in tree.paths:
-                ids = torch.from_numpy(tree.ids[path]).long().to(policy.device)[None]
-                alone = policy.forward(input_ids=ids, use_cache=False).logits[0]
-                if not torch.allclose(merged[torch.from_numpy(path)], alone, rtol=2e-2, atol=2e-2):
-                    return False
-    except (TypeError, ValueError, RuntimeError, IndexError):
-        return False  # a forward that refuses a mask of ours has no trees
-    return True
 
 
 def _agrees_when_packed(policy: TorchPolicy) -> bool:

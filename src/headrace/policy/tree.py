@@ -38,21 +38,6 @@ class TokenTree:
     def __len__(self) -> int:
         return len(self.ids)
 
-    @property
-    def branches(self) -> bool:
-        """Whether anything but one chain is in here (a chain needs no mask of its own)."""
-        return len(self.ids) > 0 and int(self.depth[-1]) != len(self.ids) - 1
-
-    def visible(self) -> npt.NDArray[np.bool_]:
-        """[n, n]: row i is True at i and at its ancestors."""
-        n = len(self.ids)
-        mask = np.zeros((n, n), dtype=np.bool_)
-        for node, parent in enumerate(self.parent):
-            if parent >= 0:
-                mask[node, : parent + 1] = mask[parent, : parent + 1]
-            mask[node, node] = True
-        return mask
-
 
 class _Grower:
     def __init__(self) -> None:
