@@ -277,7 +277,7 @@ def roofline(bench: Bench) -> Iterator[Row]:
         if not bf16:
             found = _better(found, crew.ask("headrace", do="rates", quick=bench.quick))
     if bf16:
-        # where bf16 is slower, the sampler multiplies bf16 weights in fp32, and learning stays there
+        # where bf16 products are slower, the sampler widens its weights and learning stays in fp32
         autocast = "bf16" if fast == "bf16" else "off"
         with bench.crew({"headrace": {"dtype": "bf16", "autocast": autocast}}) as crew:
             races += _races(bench, crew, shape, "bf16", fast)

@@ -129,6 +129,7 @@ class TaskSpec(_Part):
 class PlaySpec(_Part):
     """How attempts are sampled: `groups` prompts a step, `group_size` attempts each.
 
+    An attempt ends at the model's own end tokens, or with one of `stop_strings`.
     `max_lag` is how many versions old a sample may be when it is trained on (0: synchronous).
     """
 
@@ -139,6 +140,7 @@ class PlaySpec(_Part):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=0)] = 0
     min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    stop_strings: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     system_prompt: str | None = None
     max_lag: Literal[0] = 0
 
@@ -149,6 +151,7 @@ class PlaySpec(_Part):
             top_p=self.top_p,
             top_k=self.top_k,
             min_p=self.min_p,
+            stop_strings=self.stop_strings,
         )
 
 

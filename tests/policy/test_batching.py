@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -261,6 +264,16 @@ def test_the_native_engine_says_why_it_cannot_run_a_model() -> None:
         TorchSampler(tiny_policy("gpt2"), SamplerSpec(engine="native"))
 
 
+def test_a_model_that_differs_from_its_kind_takes_the_general_engine() -> None:
+    policy = tiny_policy()
+    for layer in policy.model.model.layers:  # what attention_bias = true gives a Llama
+        layer.self_attn.o_proj.bias = torch.nn.Parameter(torch.ones(64))
+    sampler = TorchSampler(policy)
+    assert sampler.engine == "general"
+    with pytest.raises(ModelError, match="computes something that the kernels do not"):
+        TorchSampler(policy, SamplerSpec(engine="native"))
+
+
 def test_without_a_compiler_the_general_engine_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "headrace.policy.sampler.kernels", lambda: Unavailable("no C compiler was found")
@@ -268,3 +281,49 @@ def test_without_a_compiler_the_general_engine_runs(monkeypatch: pytest.MonkeyPa
     assert TorchSampler(tiny_policy()).engine == "general"
     with pytest.raises(ModelError, match="no C compiler"):
         TorchSampler(tiny_policy(), SamplerSpec(engine="native"))
+
+
+# --- memory --------------------------------------------------------------------------------
+
+_THOUSAND_STEPS = """
+import sys
+sys.path.insert(0, {tests!r})
+import numpy as np
+from headrace.policy.learner import TorchLearner
+from headrace.policy.sampler import TorchSampler
+from headrace.protocols import LossSpec, SampleRequest, SamplingParams
+from headrace.recipe import LearnerSpec, SamplerSpec
+from policy_support import prompt, sample_of, tiny_policy
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+random = np.random.default_rng(0)
+policy = tiny_policy()
+sampler = TorchSampler(policy, SamplerSpec(memory_mb=2))
+learner = TorchLearner(policy, LearnerSpec(), total_steps=1000)
+for step in range(1000):
+    if step == 200:
+        before = resident()
+    asked = []
+    for place in range(2):
+        ids = prompt(int(random.integers(1, 120)), seed=2 * step + place)
+        params = SamplingParams(max_new_tokens=int(random.integers(1, 8)))
+        asked.append(SampleRequest(ids, (step, step + 1), params))
+    drawn = sampler.sample(asked)
+    whole = np.concatenate([asked[0].ids, drawn[0][0].ids])
+    trainable = np.arange(len(whole)) >= len(asked[0].ids)
+    learner.forward_backward([sample_of(whole, trainable, weight=0.01)], LossSpec())
+    learner.optim_step()
+    learner.publish()
+print(resident() - before)
+"""
+
+
+def test_memory_is_flat_over_a_thousand_steps_of_mixed_lengths() -> None:
+    code = _THOUSAND_STEPS.format(tests=str(Path(__file__).parents[1]))
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=280
+    )
+    assert int(done.stdout) < 4 << 20

@@ -18,7 +18,7 @@ from headrace.errors import ModelError, RecipeError
 from headrace.policy.batching import Batching, ContinuousBatch, Decoder, tail_blocks
 from headrace.policy.blocks import BLOCK, BlockPool
 from headrace.policy.engine import TorchPolicy
-from headrace.policy.flat import Runner
+from headrace.policy.flat import FlatBatch, Runner, Span
 from headrace.policy.fused import FusedRunner, fits
 from headrace.policy.native import Unavailable, kernels
 from headrace.policy.paged import PagedRunner, cache_shapes
@@ -26,7 +26,7 @@ from headrace.policy.recompute import RecomputeRunner
 from headrace.protocols import Completion, SampleRequest
 from headrace.recipe import SamplerSpec
 
-__all__ = ["TorchSampler", "choose_runner"]
+__all__ = ["TorchSampler", "agrees", "choose_runner"]
 
 OnProgress = Callable[[int, int], None]
 
@@ -166,6 +166,21 @@ class TorchSampler:
                 )
 
 
+def agrees(runner: Runner, policy: TorchPolicy, *, within: float) -> bool:
+    """Whether a runner's states lead to the logits of the model's own forward pass.
+
+    `within` is a relative distance. Overwrites the first blocks of the runner's cache.
+    """
+    count = min(2 * BLOCK - 1, policy.context_length or BLOCK, runner.blocks * BLOCK)
+    tokens = [place * 7919 % policy.vocabulary for place in range(count)]
+    batch = FlatBatch([Span(tokens, 0, count, range(-(-count // BLOCK)))])
+    said = runner.forward(batch, [0])[0]
+    ids = torch.tensor([tokens], device=policy.device)
+    expected = policy.forward(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1]
+    distance = (said - expected.float()).norm() / expected.float().norm()
+    return bool(distance < within)
+
+
 def choose_runner(policy: TorchPolicy, spec: SamplerSpec) -> Runner:
     """The fastest runner for the policy's model here, or the one the spec insists on.
 
@@ -178,7 +193,10 @@ def choose_runner(policy: TorchPolicy, spec: SamplerSpec) -> Runner:
             kernels() if fits(policy) else Unavailable("it is not Llama-shaped, or not on a CPU")
         )
         if not isinstance(found, Unavailable):
-            return FusedRunner(policy, found, bf16=bf16, memory=memory)
+            fused = FusedRunner(policy, found, bf16=bf16, memory=memory)
+            if agrees(fused, policy, within=5e-2 if bf16 or policy.autocasts else 1e-3):
+                return fused
+            found = Unavailable("it computes something that the kernels do not")
         if spec.engine == "native":
             raise ModelError(
                 f"the native engine cannot run this model: {found.reason}",
