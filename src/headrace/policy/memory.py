@@ -1,13 +1,22 @@
-"""How the process holds its memory."""
+"""How the process holds its memory: quick for many small passes, tight for a long one."""
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
+from typing import Any
 
-__all__ = ["keep_freed_memory"]
+__all__ = ["keep_freed_memory", "spare_memory"]
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of <malloc.h>
+_USUAL, _KEEP, _SPARE = 32 << 20, 1 << 30, 1 << 20
+"""Bytes from which a block is the kernel's own: glibc's highest of its own accord, and ours."""
+
+
+class _State:
+    usual = _USUAL
+    now = 0
 
 
 def keep_freed_memory() -> None:
@@ -16,9 +25,30 @@ def keep_freed_memory() -> None:
     Logits and activations come and go by the hundred megabytes; getting each of them page by
     page costs a fifth of a training step on two cores. Does nothing on another C library.
     """
-    if not sys.platform.startswith("linux"):
+    _State.usual = _KEEP
+    spare_memory(on=False)
+
+
+def spare_memory(*, on: bool) -> None:
+    """While on, blocks of a megabyte and more go back to the kernel as soon as they are free.
+
+    A long pass frees and takes tensors of many sizes, and a heap with small things between
+    them grows to several times of what is in use: 3.0 GiB instead of 1.1 at 2,048 tokens.
+    """
+    wanted = _SPARE if on else _State.usual
+    library = _libc()
+    if library is None or wanted == _State.now:
         return
+    _State.now = wanted
+    library.mallopt(_MMAP_THRESHOLD, wanted)
+    library.mallopt(_TRIM_THRESHOLD, (1 << 31) - 1 if wanted == _KEEP else 2 * wanted)
+    if on:
+        library.malloc_trim(0)
+
+
+@functools.cache
+def _libc() -> Any:
+    if not sys.platform.startswith("linux"):
+        return None
     library = ctypes.CDLL(None)
-    if hasattr(library, "mallopt"):
-        library.mallopt(_MMAP_THRESHOLD, 1 << 30)
-        library.mallopt(_TRIM_THRESHOLD, (1 << 31) - 1)
+    return library if hasattr(library, "mallopt") and hasattr(library, "malloc_trim") else None

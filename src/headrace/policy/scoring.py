@@ -21,6 +21,7 @@ from headrace.policy.attention import attending
 from headrace.policy.checkpointing import Context, ScratchFile, recomputing
 from headrace.policy.engine import TorchPolicy
 from headrace.policy.logprobs import Targets, measure
+from headrace.policy.memory import spare_memory
 from headrace.policy.packed import PackedAttention
 from headrace.policy.tree import TokenTree, chunks
 from headrace.recipe import LearnerSpec
@@ -125,6 +126,7 @@ def _economy(
 ) -> Generator[None]:
     """Computing layers again instead of keeping their insides, where that is called for."""
     on = spec.checkpointing == "on" or (spec.checkpointing == "auto" and tokens >= LONG)
+    spare_memory(on=tokens >= LONG)
     if not on or not torch.is_grad_enabled():
         yield
         return
