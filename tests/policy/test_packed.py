@@ -13,9 +13,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from headrace.policy import packed
 from headrace.policy.attention import AttentionCall, attending
-from headrace.policy.kernels import EagerKernel, FlashKernel, Kernel, KernelResult, merge
 from headrace.policy.packed import PackedAttention
 from headrace.policy.parts import Parts
+from headrace.policy.stretches import EagerKernel, FlashKernel, Kernel, KernelResult, merge
 from headrace.policy.tree import TokenTree, chunks, grow
 from headrace.types import Ids
 from policy_support import prompt, tiny_policy

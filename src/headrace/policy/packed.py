@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from headrace.policy.attention import AttentionCall
-from headrace.policy.kernels import (
+from headrace.policy.stretches import (
     HIDDEN,
     EagerKernel,
     FlashKernel,
