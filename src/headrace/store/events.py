@@ -12,6 +12,7 @@ its `to_seq` on out of the history. Readers see one consistent history, never th
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import zlib
@@ -106,8 +107,9 @@ def _scan(path: Path, *, keep_events: bool) -> _Scan:
     with storage_guard(path, verb="read"):
         if not path.exists():
             return scan
-        with path.open("rb") as file:
-            lines = file.readlines()
+        # read whole, then split: reading by lines goes on after a half-written one, and finds
+        # its other half as a line of its own
+        lines = io.BytesIO(path.read_bytes()).readlines()
     for number, line in enumerate(lines, start=1):
         if number == len(lines) and _is_torn(line):
             break
