@@ -200,15 +200,19 @@ class SandboxSpec:
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """One stream of a command: what was kept of `total` bytes, with a mark where it was cut."""
+    """One stream of a command: `total` bytes, of which `omitted` in the middle were left out.
+
+    Where something is missing, `data` has a line that says so.
+    """
 
     data: bytes
     total: int
+    omitted: int = 0
 
     @property
     def truncated(self) -> bool:
         """Whether the middle was left out."""
-        return self.total > len(self.data)
+        return self.omitted > 0
 
     @property
     def text(self) -> str:
