@@ -372,8 +372,12 @@ class Sandbox(Protocol):
         """Put the file tree back. Ends all processes and starts `spec.init` anew."""
         ...
 
-    async def fork(self, count: int) -> list[Sandbox]:
-        """`count` further sandboxes with this file tree (snapshots this one)."""
+    async def fork(self, count: int, *, ids: Sequence[str] | None = None) -> list[Sandbox]:
+        """`count` further sandboxes with this file tree (snapshots this one), all or none.
+
+        `ids` are those of the children in their order, chosen by the caller and recorded
+        before anything exists, as for `Backend.create`; without them it makes up its own.
+        """
         ...
 
     async def health(self, *, timeout_s: float = 5.0) -> None:
