@@ -254,7 +254,8 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRef:
-    """A frozen file tree, good for as long as its backend is open. `depth` layers deep."""
+    """A frozen file tree, `depth` layers deep. It can be restored in any sandbox of its backend
+    and of the same image, for as long as the sandbox that took it is open."""
 
     id: str
     depth: int

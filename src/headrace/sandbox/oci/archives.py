@@ -1,0 +1,153 @@
+"""Files into a sandbox and out of it, done by a process that has become its user.
+
+The keeper forks; the child enters the container's file tree, its control groups and its user,
+and only then touches a path. Whatever links or races a candidate prepares, the child can do
+nothing there that the candidate could not do itself.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import stat
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, cast
+
+from headrace.sandbox.oci import mounts
+
+__all__ = ["become", "copy_in", "copy_out", "read_file", "write_file"]
+
+_CHUNK = 1 << 20
+
+
+class TooLarge(Exception):
+    """More than the caller's limit."""
+
+
+def become(namespace: int, joining: list[str], uid: int) -> None:
+    """Enter the tree, the groups and the user of a sandbox, for good."""
+    groups = [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in joining]
+    mounts.enter(namespace)
+    for group in groups:
+        os.write(group, b"0")
+        os.close(group)
+    os.chroot("/box")
+    os.chdir("/")
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    os.umask(0o022)
+    mounts.no_new_privileges()
+
+
+def in_child(work: Callable[[], None], answer: int) -> int:
+    """Fork; the child does `work`, writes its error or {} to `answer` and ends."""
+    child = os.fork()
+    if child:
+        return child
+    try:
+        said: dict[str, str] = {}
+        try:
+            work()
+        except TooLarge as error:
+            said = {"refused": str(error)}
+        except RecursionError:
+            said = {"refused": "directories too deep"}
+        except tarfile.TarError as error:
+            said = {"refused": f"bad archive: {error}"}
+        except OSError as error:
+            kind = "full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "refused"
+            said = {kind: f"{error.strerror}: {error.filename}"}
+        os.write(answer, json.dumps(said).encode()[:4096])
+    finally:
+        os._exit(0)
+
+
+def copy_in(archive: int, to: str) -> None:
+    """Unpack the tar archive of the descriptor under `to`; nothing may leave it."""
+    Path(to).mkdir(parents=True, exist_ok=True)
+    with os.fdopen(archive, "rb") as file, tarfile.open(fileobj=file, mode="r|") as tar:
+        tar.extractall(to, filter="data")
+
+
+def write_file(source: int, path: str) -> None:
+    """Write one file from the descriptor; a link in its place is replaced, not followed."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = target.with_name(f".{target.name[:200]}.{os.getpid()}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    out = os.open(draft, flags, 0o644)
+    while piece := os.read(source, _CHUNK):
+        while piece:
+            piece = piece[os.write(out, piece) :]
+    os.close(out)
+    draft.replace(target)
+
+
+def read_file(path: str, out: int, limit: int) -> None:
+    """Copy one regular file to the descriptor."""
+    source = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(source).st_mode):
+        raise OSError(errno.EINVAL, "no regular file", path)
+    bounded = _Bounded(out, limit)
+    while piece := os.read(source, _CHUNK):
+        bounded.write(piece)
+
+
+def copy_out(path: str, out: int, limit: int) -> None:
+    """Write a tar archive of `path` to the descriptor: files, directories, links."""
+    bounded = cast(IO[bytes], _Bounded(out, limit))
+    with tarfile.open(fileobj=bounded, mode="w|", format=tarfile.PAX_FORMAT) as tar:
+        os.lstat(path)
+        _add(tar, path, Path(path).name or ".")
+
+
+def _add(tar: tarfile.TarFile, path: str, name: str) -> None:
+    info = tar.gettarinfo(path, name)
+    if info.isreg():
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        with os.fdopen(file, "rb") as source:
+            if not stat.S_ISREG(os.fstat(source.fileno()).st_mode):
+                return
+            info.size = os.fstat(source.fileno()).st_size
+            tar.addfile(info, cast(IO[bytes], _Padded(source, info.size)))
+    elif info.isdir():
+        tar.addfile(info)
+        for entry in sorted(Path(path).iterdir()):
+            _add(tar, str(entry), f"{name}/{entry.name}")
+    elif info.issym() or info.islnk():
+        tar.addfile(info)
+
+
+class _Padded(io.RawIOBase):
+    """Exactly `size` bytes of a file that may shrink or grow while it is read."""
+
+    def __init__(self, source: IO[bytes], size: int) -> None:
+        self._source, self._left = source, size
+
+    def read(self, size: int = -1) -> bytes:
+        wanted = self._left if size < 0 else min(size, self._left)
+        piece = self._source.read(wanted)
+        piece += b"\0" * (wanted - len(piece))
+        self._left -= wanted
+        return piece
+
+
+class _Bounded:
+    """Writes to a descriptor, up to a limit."""
+
+    def __init__(self, out: int, limit: int) -> None:
+        self._out, self._left = out, limit
+
+    def write(self, data: bytes) -> int:
+        if len(data) > self._left:
+            raise TooLarge("larger than the limit")
+        self._left -= len(data)
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._out, view) :]
+        return len(data)

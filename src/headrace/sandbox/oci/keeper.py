@@ -1,0 +1,346 @@
+"""The keeper: a process beside a manager that owns its containers, and outlives it just enough.
+
+It starts containers through the OCI runtime, builds and exchanges their file trees, moves
+archives, and removes everything. It is a process of its own because only one with a single
+thread may visit mount namespaces, because its private mounts vanish with it, and because it
+notices the manager's death: its socket ends, it ends every container, and leaves nothing.
+
+Messages are JSON over a SOCK_SEQPACKET socket, `{"tag", "verb", ...}` down and `{"tag", "ok"}`
+or `{"tag", "error", "kind"}` up; descriptors travel beside them. Run by `client.Keeper`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import HeadraceError
+from headrace.sandbox.oci import archives, cgroups, mounts
+from headrace.sandbox.oci.trees import Layer, Trees
+from headrace.sandbox.spec import BoxLimits, SandboxFailure
+
+__all__ = ["CGROUP", "LONGEST_MESSAGE", "main"]
+
+CGROUP = "/headrace"
+LONGEST_MESSAGE = 128 * 1024
+_START_S = 60.0
+_END_S = 20.0
+_SPARE = 2
+
+
+@dataclass(slots=True)
+class _Container:
+    pid: int
+    namespace: int
+    groups: cgroups.Groups
+    shows: bool = False
+
+
+class _Keeper:
+    def __init__(self, manager: socket.socket, home: Path, runtime: list[str], root: Path) -> None:
+        self._manager = manager
+        self._home = home
+        self._runtime = runtime
+        self._root = root
+        self._containers: dict[str, _Container] = {}
+        self._ends: dict[int, asyncio.Future[int]] = {}
+        self._early: dict[int, int] = {}
+        self._children: dict[int, int] = {}
+        self._starting: dict[str, asyncio.Task[Any]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._over = asyncio.Event()
+        self._trees = Trees(home)
+        if (v2 := cgroups.hybrid_v2()) and Path(runtime[0]).name == "crun":
+            mounts.detach(str(v2))
+        self._verbs: dict[str, Callable[[dict[str, Any], list[int]], Coroutine[Any, Any, Any]]] = {
+            "start": self._start,
+            "show": self._show,
+            "drop": self._drop,
+            "full": self._full,
+            "copy": self._copy,
+            "cancel": self._cancel,
+            "stop": self._stop,
+        }
+
+    async def serve(self) -> None:
+        """Until the manager is gone; then end everything."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGCHLD, self._reap)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._over.set)
+        loop.add_reader(self._manager.fileno(), self._receive)
+        await self._over.wait()
+        loop.remove_reader(self._manager.fileno())
+        self._manager.close()
+        async with asyncio.timeout(_END_S):
+            if self._starting:
+                await asyncio.wait(list(self._starting.values()))
+            await asyncio.gather(*(self._end(id) for id in list(self._containers)))
+        for task in self._tasks:
+            task.cancel()
+        self._trees.close()
+
+    # --- messages --------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        try:
+            data, fds, _, _ = socket.recv_fds(self._manager, LONGEST_MESSAGE, 4)
+        except BlockingIOError:
+            return
+        except OSError:
+            data, fds = b"", []
+        if not data:
+            self._over.set()
+            return
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        task = asyncio.ensure_future(self._handle(json.loads(data), fds))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _handle(self, message: dict[str, Any], fds: list[int]) -> None:
+        answer: dict[str, Any] = {"tag": message["tag"]}
+        try:
+            answer["ok"] = await self._verbs[message["verb"]](message, fds)
+        except HeadraceError as error:
+            answer |= {"error": str(error), "kind": type(error).__name__}
+        except OSError as error:
+            text = f"{message['verb']}: {error.strerror} ({error.filename})"
+            answer |= {"error": text, "kind": "SandboxFailure"}
+        finally:
+            for fd in fds:
+                os.close(fd)
+        with contextlib.suppress(BrokenPipeError):
+            await asyncio.get_running_loop().sock_sendall(
+                self._manager, json.dumps(answer).encode()
+            )
+
+    # --- processes -------------------------------------------------------------------------
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            future = self._ends.pop(pid, None)
+            if future is None:
+                self._early[pid] = status
+            elif not future.done():
+                future.set_result(status)
+
+    async def _ended(self, pid: int) -> int:
+        """The wait status of a child, once it ended."""
+        if pid in self._early:
+            return self._early.pop(pid)
+        future = self._ends.setdefault(pid, asyncio.get_running_loop().create_future())
+        return await asyncio.shield(future)
+
+    async def _run(self, argv: list[str], log: Path, *, control: int | None = None) -> None:
+        """Run the runtime to its end (SandboxFailure with what it said)."""
+        actions: list[tuple[Any, ...]] = [
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ]
+        if control is not None:
+            actions.append((os.POSIX_SPAWN_DUP2, control, 3))
+        pid = os.posix_spawn(argv[0], argv, os.environ, file_actions=actions)
+        try:
+            async with asyncio.timeout(_START_S):
+                status = await self._ended(pid)
+        except TimeoutError:
+            os.kill(pid, signal.SIGKILL)
+            raise SandboxFailure(
+                f"the runtime did not answer in {_START_S:.0f} s", where=" ".join(argv)
+            ) from None
+        if status:
+            said = log.read_text(errors="replace").strip()[-2000:]
+            raise SandboxFailure(f"the runtime failed: {said}", where=" ".join(argv))
+
+    # --- containers ------------------------------------------------------------------------
+
+    async def _start(self, message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+        id = str(message["id"])
+        task = asyncio.current_task()
+        assert task is not None
+        self._starting[id] = task
+        try:
+            return await self._start_now(id, message, fds[0])
+        finally:
+            del self._starting[id]
+
+    async def _start_now(self, id: str, message: dict[str, Any], control: int) -> dict[str, Any]:
+        limits = BoxLimits(**message["limits"])
+        bundle = self._home / "b" / id
+        bundle.mkdir(parents=True)
+        (bundle / "config.json").write_text(json.dumps(message["config"]))
+        pid_file = bundle / "pid"
+        argv = [*self._runtime, "run", "--detach", "--preserve-fds", "1"]
+        argv += ["--pid-file", str(pid_file), "--bundle", str(bundle), id]
+        try:
+            await self._run(argv, bundle / "log", control=control)
+            pid = int(pid_file.read_text())
+            groups = cgroups.find(pid, f"{CGROUP}/{id}")
+            if wrong := groups.enforced(limits, spare=_SPARE):
+                raise SandboxFailure(
+                    f"the runtime does not enforce limits: {'; '.join(wrong)}",
+                    where=" ".join(self._runtime),
+                    hint="headrace sandbox doctor",
+                )
+            namespace = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        except BaseException:
+            await self._clean(id, pid_file)
+            raise
+        self._containers[id] = _Container(pid, namespace, groups)
+        paths = {name: str(path) for name, path in groups.by_controller.items()}
+        return {"pid": pid, "groups": paths, "v2": groups.v2}
+
+    async def _stop(self, message: dict[str, Any], fds: list[int]) -> None:
+        id = str(message["id"])
+        if id in self._starting:
+            await asyncio.wait([self._starting[id]])
+        await self._end(id)
+
+    async def _end(self, id: str) -> None:
+        container = self._containers.pop(id, None)
+        if container is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(container.pid, signal.SIGKILL)
+        async with asyncio.timeout(_END_S):
+            await self._ended(container.pid)
+        os.close(container.namespace)
+        container.groups.remove()
+        await self._forget(id)
+
+    async def _clean(self, id: str, pid_file: Path) -> None:
+        """After a failed start: whatever part of the container exists."""
+        if pid_file.exists():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid_file.read_text()), signal.SIGKILL)
+        cgroups.sweep(CGROUP, lambda name: name == id)
+        await self._forget(id)
+
+    async def _forget(self, id: str) -> None:
+        """Have the runtime remove its own record of a container that is dead."""
+        bundle = self._home / "b" / id
+        record = self._root / id
+        if record.exists():
+            await self._run([*self._runtime, "delete", "--force", id], bundle / "log")
+        shutil.rmtree(bundle)
+
+    # --- trees -----------------------------------------------------------------------------
+
+    async def _show(self, message: dict[str, Any], fds: list[int]) -> None:
+        """Put a tree with a new live layer into a container; `size_mb` makes its scratch."""
+        container = self._container(message)
+        live, image = Layer(*message["live"]), Path(message["image"])
+        if size := message["size_mb"]:
+            self._trees.scratch(live.scratch, size)
+        if message["frozen"]:
+            self._trees.next_layer(live)
+        else:
+            self._trees.first_layer(live, image, message["workdir"], message["uid"])
+        replaces, container.shows = container.shows, False
+        self._trees.show(
+            container.namespace,
+            live,
+            [Layer(*pair) for pair in message["frozen"]],
+            image,
+            [(source, target) for source, target in message["programs"]],
+            replaces=replaces,
+        )
+        container.shows = True
+
+    async def _drop(self, message: dict[str, Any], fds: list[int]) -> None:
+        if "layer" in message:
+            await self._ended(self._trees.delete_layer(Layer(*message["layer"])))
+        else:
+            self._trees.drop_scratch(int(message["scratch"]))
+
+    async def _full(self, message: dict[str, Any], fds: list[int]) -> bool:
+        return self._trees.full(int(message["scratch"]))
+
+    # --- archives --------------------------------------------------------------------------
+
+    async def _copy(self, message: dict[str, Any], fds: list[int]) -> dict[str, str]:
+        """One of the functions of `archives`, in a child that became the sandbox's user."""
+        container = self._container(message)
+        path, limit = str(message["path"]), int(message.get("limit", 0))
+        moves: dict[str, Callable[[], None]] = {
+            "copy_in": lambda: archives.copy_in(fds[0], path),
+            "write_file": lambda: archives.write_file(fds[0], path),
+            "read_file": lambda: archives.read_file(path, fds[0], limit),
+            "copy_out": lambda: archives.copy_out(path, fds[0], limit),
+        }
+        move = moves[message["move"]]
+        joining = [str(path) for path in container.groups.joining()]
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+
+        def work() -> None:
+            archives.become(container.namespace, joining, int(message["uid"]))
+            move()
+
+        child = archives.in_child(work, writer)
+        os.close(writer)
+        self._children[message["tag"]] = child
+        try:
+            status = await self._ended(child)
+            said = os.read(reader, 4096)
+        finally:
+            del self._children[message["tag"]]
+            os.close(reader)
+        if not said:
+            raise SandboxFailure(f"moving files ended with status {status}", where=path)
+        answer: dict[str, str] = json.loads(said)
+        return answer
+
+    async def _cancel(self, message: dict[str, Any], fds: list[int]) -> None:
+        child = self._children.get(message["of"])
+        if child is not None:
+            os.kill(child, signal.SIGKILL)
+
+    def _container(self, message: dict[str, Any]) -> _Container:
+        container = self._containers.get(str(message["id"]))
+        if container is None:
+            raise SandboxFailure("no such container", where=str(message["id"]))
+        return container
+
+
+async def _serve(manager: socket.socket, home: Path, runtime: list[str], root: Path) -> None:
+    await _Keeper(manager, home, runtime, root).serve()
+
+
+def main() -> int:
+    """`python -m headrace.sandbox.oci.keeper SOCKET HOME RUNTIME...`; serves until its end."""
+    descriptor, home = int(sys.argv[1]), Path(sys.argv[2])
+    root = home / "r"
+    runtime = [sys.argv[3], "--root", str(root)]
+    lock = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    mounts.adopt_orphans()
+    manager = socket.socket(fileno=descriptor)
+    os.set_inheritable(descriptor, False)
+    manager.setblocking(False)
+    asyncio.run(_serve(manager, home, runtime, root))
+    os.chdir("/")
+    shutil.rmtree(home)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
