@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import signal
 import sys
 import time
@@ -22,10 +21,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from engine_cases import CASES, Bench
-from engine_rows import Row, passed
 from engine_workload import Workload
 from rich.console import Console
-from rich.table import Table
+from rows import Row, passed, processor, table
 
 from headrace.policy.cache import cache_root
 from headrace.policy.pull import pull
@@ -61,9 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def finish(rows: Sequence[Row], *, check: bool, output: str | None, threads: int) -> int:
     """Show the rows, write them to `output` as JSON; 1 if `check` and any falls short."""
-    Console(width=None if sys.stdout.isatty() else 150).print(_table(rows))
+    Console(width=None if sys.stdout.isatty() else 150).print(table(rows))
     if output is not None:
-        machine = {"processor": _processor(), "threads": threads, "python": sys.version.split()[0]}
+        machine = {"processor": processor(), "threads": threads, "python": sys.version.split()[0]}
         result = {
             "machine": machine,
             "when": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -112,37 +110,6 @@ class _names:
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in text.split(","))
-
-
-def _table(rows: Sequence[Row]) -> Table:
-    table = Table("what", "against", "unit", "headrace", "peer", "ratio", "bar", "")
-    for row in rows:
-        bar = row.bar if row.bar is not None else row.most
-        sign = "at least" if row.bar is not None else "at most"
-        verdict = {True: "pass", False: "FAIL", None: "-"}[row.passed]
-        table.add_row(
-            row.what,
-            row.peer,
-            row.unit,
-            _number(row.value),
-            _number(row.peer_value),
-            _number(row.ratio),
-            "-" if bar is None else f"{sign} {bar:g}",
-            verdict if row.unavailable is None else f"FAIL unavailable: {row.unavailable}",
-        )
-    return table
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}" if value < 100 else f"{value:.0f}"
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((x.partition(":")[2].strip() for x in lines if "model name" in x), "unknown")
 
 
 if __name__ == "__main__":

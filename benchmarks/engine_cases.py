@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from engine_peers import PEERS, python_of
-from engine_rows import Rates, Row, Shape, decode_bound, training_bound
 from engine_workers import Unavailable, Worker, script
 from engine_workload import Workload
+from roofline import Rates, Shape, decode_bound, training_bound
+from rows import Row
 
 __all__ = ["CASES", "Bench"]
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from engine import finish
 from engine_peers import PEERS, lacking
-from engine_rows import Rates, Row, Shape, decode_bound, passed, training_bound
+from roofline import Rates, Shape, decode_bound, training_bound
+from rows import Row, passed
 
 
 def row(

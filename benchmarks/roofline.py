@@ -1,73 +1,11 @@
-"""The arithmetic of the engine benchmarks: rows with their bars, and the roofline. Pure."""
+"""The least time in which a machine can decode and train: the roofline. Pure arithmetic."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-__all__ = ["Rates", "Row", "Shape", "decode_bound", "passed", "training_bound"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One line of the table: what was measured, round by round, and how much is enough.
-
-    `ours` and `theirs` are in `unit`; the comparison is between their medians. With `bar` the
-    ratio must be at least that; with `most` the value of headrace itself must be at most that.
-    With neither the row only informs. `unavailable` says why a side could not be measured.
-    """
-
-    what: str
-    peer: str
-    unit: str
-    ours: tuple[float, ...] = ()
-    theirs: tuple[float, ...] = ()
-    bar: float | None = None
-    most: float | None = None
-    unavailable: str | None = None
-
-    @property
-    def value(self) -> float | None:
-        return statistics.median(self.ours) if self.ours else None
-
-    @property
-    def peer_value(self) -> float | None:
-        return statistics.median(self.theirs) if self.theirs else None
-
-    @property
-    def ratio(self) -> float | None:
-        if self.value is None or not self.peer_value:
-            return None
-        return self.value / self.peer_value
-
-    @property
-    def passed(self) -> bool | None:
-        """None where nothing was asked of the row. What could not be measured has failed."""
-        if self.unavailable is not None:
-            return False
-        if self.bar is not None:
-            return self.ratio is not None and self.ratio >= self.bar
-        if self.most is not None:
-            return self.value is not None and self.value <= self.most
-        return None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {
-            "value": self.value,
-            "peer_value": self.peer_value,
-            "ratio": self.ratio,
-            "passed": self.passed,
-        }
-
-
-def passed(rows: Sequence[Row]) -> bool:
-    """Whether there are rows and none of them falls short."""
-    return bool(rows) and all(row.passed is not False for row in rows)
-
-
-# --- the roofline --------------------------------------------------------------------------
+__all__ = ["Rates", "Shape", "decode_bound", "training_bound"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
