@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import fcntl
 import os
+import resource
 import shutil
 import socket
 import sys
@@ -93,6 +94,7 @@ class OciBackend:
                 raise SandboxRefused(f"the oci backend cannot work here: {reason}")
             assert self._runtime is not None
             self._sweep()
+            _allow_many_files()
             self._keeper = Keeper(self._runtime)
             atexit.register(_hang_up, weakref.ref(self._keeper))
         elif not self._keeper.alive and not self._boxes:
@@ -225,6 +227,13 @@ class OciBackend:
         for failure in failures:
             if isinstance(failure, BaseException):
                 raise failure
+
+
+def _allow_many_files() -> None:
+    """Each sandbox and each running command holds descriptors: take all that are allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _abandoned(home: Path) -> bool:

@@ -40,6 +40,7 @@ from headrace.sandbox.spec import (
 if TYPE_CHECKING:
     from headrace.sandbox.images import Image
     from headrace.sandbox.oci.backend import OciBackend
+    from headrace.sandbox.oci.client import Keeper
     from headrace.sandbox.proxy import EgressProxy
 
 __all__ = ["PROXY_PORT", "Box", "OciSandbox"]
@@ -82,12 +83,14 @@ class Box:
 
     async def fresh(self) -> None:
         """An untouched tree, of a user that never was, on scratch space of its own."""
-        old, self.own_scratch = self.own_scratch, self.backend.layers.new_scratch()
+        layers = self.backend.layers
+        old, self.own_scratch = self.own_scratch, layers.new_scratch()
+        below, self.frozen = self.frozen, ()
         self.uid = 700_000_000 + 2 * secrets.randbelow(500_000_000)
-        self.frozen = ()
         await self._show(Layer(self.own_scratch, 0), size_mb=self.spec.limits.disk_mb)
+        await layers.let_go(below)
         if old:
-            await self.backend.layers.release(old)
+            await layers.release(old)
 
     async def freeze(self) -> SnapshotRef:
         """A snapshot of the tree; a new live layer is on top of it."""
@@ -126,6 +129,15 @@ class Box:
 
     async def _show(self, live: Layer, *, size_mb: int) -> None:
         keeper = await self.backend.keeper()
+        self.live = None
+        try:
+            await self._ask_to_show(keeper, live, size_mb)
+        except BaseException:
+            self.control.close()
+            raise
+        self.live = live
+
+    async def _ask_to_show(self, keeper: Keeper, live: Layer, size_mb: int) -> None:
         await keeper.ask(
             "show",
             id=self.id,
@@ -137,7 +149,6 @@ class Box:
             uid=self.uid,
             size_mb=size_mb,
         )
-        self.live = live
 
     def programs(self) -> list[tuple[Path, str]]:
         """Host directories laid over the tree."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from headrace.sandbox.oci.bundle import CPU_PERIOD
 from headrace.sandbox.spec import BoxLimits, SandboxFailure
 
-__all__ = ["ROOT", "Counts", "Groups", "find", "hybrid_v2", "sweep"]
+__all__ = ["ROOT", "Counts", "Groups", "find", "hybrid_v2", "remove_empty", "sweep"]
 
 ROOT = Path("/sys/fs/cgroup")
 _NEEDED = ("memory", "pids", "cpu")
@@ -227,6 +227,13 @@ def sweep(parent: str, stale: Callable[[str], bool]) -> list[str]:
                 remove(group)
                 gone.add(group.name)
     return sorted(gone)
+
+
+def remove_empty(parent: str) -> None:
+    """Remove `parent` from every hierarchy in which it holds no group."""
+    for top in (ROOT, *(path for path in ROOT.iterdir() if path.is_dir())):
+        with contextlib.suppress(OSError):
+            (top / parent.strip("/")).rmdir()
 
 
 def _can_kill(group: Path) -> bool:

@@ -20,6 +20,7 @@ import shutil
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +59,7 @@ class _Keeper:
         self._early: dict[int, int] = {}
         self._children: dict[int, int] = {}
         self._starting: dict[str, asyncio.Task[Any]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._over = asyncio.Event()
         self._trees = Trees(home)
         if (v2 := cgroups.hybrid_v2()) and Path(runtime[0]).name == "crun":
@@ -90,6 +91,7 @@ class _Keeper:
         for task in self._tasks:
             task.cancel()
         self._trees.close()
+        cgroups.remove_empty(CGROUP)
 
     # --- messages --------------------------------------------------------------------------
 
@@ -105,9 +107,18 @@ class _Keeper:
             return
         for fd in fds:
             os.set_inheritable(fd, False)
-        task = asyncio.ensure_future(self._handle(json.loads(data), fds))
+        self._background(self._handle(json.loads(data), fds))
+
+    def _background(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.ensure_future(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            traceback.print_exception(task.exception())
+            self._over.set()
 
     async def _handle(self, message: dict[str, Any], fds: list[int]) -> None:
         answer: dict[str, Any] = {"tag": message["tag"]}
@@ -254,7 +265,8 @@ class _Keeper:
         if message["frozen"]:
             self._trees.next_layer(live)
         else:
-            self._trees.first_layer(live, image, message["workdir"], message["uid"])
+            points = [target for _, target in message["programs"]]
+            self._trees.first_layer(live, image, message["workdir"], message["uid"], points)
         replaces, container.shows = container.shows, False
         self._trees.show(
             container.namespace,
@@ -268,7 +280,8 @@ class _Keeper:
 
     async def _drop(self, message: dict[str, Any], fds: list[int]) -> None:
         if "layer" in message:
-            await self._ended(self._trees.delete_layer(Layer(*message["layer"])))
+            child = self._trees.delete_layer(Layer(*message["layer"]))
+            self._background(self._ended(child))
         else:
             self._trees.drop_scratch(int(message["scratch"]))
 

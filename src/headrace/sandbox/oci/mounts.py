@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 
 __all__ = [
     "adopt_orphans",
@@ -18,18 +19,21 @@ __all__ = [
     "enter",
     "forget_propagation",
     "lift",
+    "make_read_only",
     "mount",
     "no_new_privileges",
     "overlay",
     "private_namespace",
     "tmpfs",
+    "within",
 ]
 
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 1, 2, 4, 32
 _MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
 _MNT_DETACH = 2
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
-_OPEN_TREE, _MOVE_MOUNT = 428, 429
+_OPEN_TREE, _MOVE_MOUNT, _OPENAT2 = 428, 429, 437
+_RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 4, 8
 _OPEN_TREE_CLONE, _OPEN_TREE_CLOEXEC, _AT_RECURSIVE = 1, os.O_CLOEXEC, 0x8000
 _MOVE_MOUNT_F_EMPTY_PATH = 4
 _AT_FDCWD = -100
@@ -77,12 +81,25 @@ def overlay(target: str, lowers: list[str], upper: str, work: str, *, userxattr:
     mount("overlay", target, "overlay", _MS_NOSUID | _MS_NODEV, options)
 
 
-def bind(source: str, target: str, *, read_only: bool = False) -> None:
+def bind(source: str, target: str) -> None:
     """A second view of `source` with all that is mounted below it."""
     mount(source, target, None, _MS_BIND | _MS_REC)
-    if read_only:
-        flags = _MS_BIND | _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID | _MS_NODEV
-        mount("none", target, None, flags)
+
+
+def make_read_only(target: str) -> None:
+    """Nothing can be written through the mount at `target`, nor set-user-id programs gain."""
+    mount("none", target, None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
+
+
+def within(root: str, path: str) -> int:
+    """A descriptor of `root`/`path`, reached without following any link (openat2)."""
+    how = struct.pack("QQQ", os.O_PATH | os.O_CLOEXEC, 0, _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH)
+    top = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        relative = path.lstrip("/").encode()
+        return _check(_libc.syscall(_OPENAT2, top, relative, how, len(how)), path)
+    finally:
+        os.close(top)
 
 
 def lift(path: str) -> int:

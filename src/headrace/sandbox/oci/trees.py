@@ -72,8 +72,11 @@ class Trees:
         room = os.statvfs(Path("s") / str(number))
         return room.f_bfree * room.f_bsize < 2 * room.f_bsize or room.f_ffree < 2
 
-    def first_layer(self, layer: Layer, image: Path, workdir: str, uid: int) -> None:
-        """A live layer that has the users of a new sandbox and their directories."""
+    def first_layer(
+        self, layer: Layer, image: Path, workdir: str, uid: int, points: list[str]
+    ) -> None:
+        """A live layer that has the users of a new sandbox, their directories, and `points` to
+        mount on."""
         self.next_layer(layer)
         upper = layer.path / "u"
         users = {"agent": uid, "verifier": uid + 1}
@@ -91,6 +94,8 @@ class Trees:
         work = upper / workdir.lstrip("/")
         work.mkdir(parents=True, exist_ok=True)
         os.chown(work, uid, uid)
+        for point in points:
+            (upper / point.lstrip("/")).mkdir(parents=True, exist_ok=True)
         (upper / "tmp").mkdir(exist_ok=True)
         (upper / "tmp").chmod(0o1777)
 
@@ -134,7 +139,7 @@ class Trees:
         mounts.overlay("t", lowers, str(live.path / "u"), str(live.path / "w"), userxattr=False)
         try:
             for source, target in programs:
-                mounts.bind(source, f"t{target}", read_only=True)
+                _lay_over(source, target)
             tree = mounts.lift("t")
         finally:
             mounts.detach("t")
@@ -153,6 +158,20 @@ class Trees:
         finally:
             mounts.enter(self._own)
             self._enter_home()
+
+
+def _lay_over(source: str, target: str) -> None:
+    """A host directory over the tree at `t`, whatever links a candidate put on the way."""
+    point = mounts.within("t", target)
+    try:
+        mounts.bind(source, f"/proc/self/fd/{point}")
+    finally:
+        os.close(point)
+    point = mounts.within("t", target)
+    try:
+        mounts.make_read_only(f"/proc/self/fd/{point}")
+    finally:
+        os.close(point)
 
 
 def _hang(tree: int, memory: int) -> None:
