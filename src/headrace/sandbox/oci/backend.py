@@ -95,13 +95,18 @@ class OciBackend:
             assert self._runtime is not None
             self._sweep()
             _allow_many_files()
-            self._keeper = Keeper(self._runtime)
+            self._keeper = Keeper(self._runtime, on_loss=self._lose_all)
             atexit.register(_hang_up, weakref.ref(self._keeper))
         elif not self._keeper.alive and not self._boxes:
             await self._keeper.aclose()
             self._keeper = None
             return await self.keeper()
         return self._keeper
+
+    def _lose_all(self) -> None:
+        """Without its keeper no sandbox can be changed or removed: end them all."""
+        for box in self._boxes.values():
+            box.control.close()
 
     async def _ask(self, verb: str, **fields: Any) -> Any:
         keeper = await self.keeper()

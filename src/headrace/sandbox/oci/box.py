@@ -50,6 +50,7 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _CHDIR, _EXEC, _FORK = 10, 11, 12
 _DEFAULT = ExecLimits()
 _KILL_S = 10.0
+_AGAIN_S = 0.02
 _RESET_S = 10.0
 
 
@@ -163,7 +164,8 @@ class Box:
         try:
             tag = self.control.next_tag()
             message = self.command(tag, self.spec.init, {}, None, "agent", ExecLimits())
-            group = self.group(tag)
+            group = self.groups.killing / f"e{tag}"
+            group.mkdir()
             fd = os.open(group / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
             try:
                 await self.control.send(message, [null, null, null, fd])
@@ -204,12 +206,6 @@ class Box:
     def identity(self, user: User) -> int:
         """The number of a user of this sandbox."""
         return self.uid + (1 if user == "verifier" else 0)
-
-    def group(self, tag: int) -> Path:
-        """A control group of its own for one command."""
-        path = self.groups.killing / f"e{tag}"
-        path.mkdir()
-        return path
 
     async def full(self) -> bool:
         """Whether the writable disk is used up."""
@@ -273,18 +269,13 @@ class _Command:
         box, loop = self._box, asyncio.get_running_loop()
         tag = box.control.next_tag()
         message = box.command(tag, argv, env, cwd, user, self._limits)
-        group = box.group(tag)
         began = loop.time()
         timer = loop.call_later(timeout_s, self._end, Outcome.TIMEOUT)
         ending = box.control.expect(tag)
+        group = box.groups.killing / f"e{tag}"
         try:
-            theirs = self._pipes(stdin)
-            theirs.append(os.open(group / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
-            try:
-                await box.control.send(message, theirs)
-            finally:
-                for fd in theirs:
-                    os.close(fd)
+            async with box.changing:
+                await self._start(message, group, stdin)
             reply = await self._wait(ending, group)
             return await self._result(reply, loop.time() - began)
         except Died:
@@ -292,12 +283,22 @@ class _Command:
         finally:
             timer.cancel()
             box.control.forget(tag)
-            if not ending.done() and not box.closed:
-                await _kill(group)
+            if not ending.done() and group.is_dir():
+                await self._stop_all(ending, group)
             for stream in self._streams:
                 stream.close()
             with contextlib.suppress(OSError):
                 group.rmdir()
+
+    async def _start(self, message: bytes, group: Path, stdin: bytes) -> None:
+        group.mkdir()
+        theirs = self._pipes(stdin)
+        try:
+            theirs.append(os.open(group / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
+            await self._box.control.send(message, theirs)
+        finally:
+            for fd in theirs:
+                os.close(fd)
 
     async def _wait(self, ending: asyncio.Future[wire.Reply], group: Path) -> wire.Reply:
         stop = asyncio.ensure_future(self._stop.wait())
@@ -306,12 +307,22 @@ class _Command:
         finally:
             stop.cancel()
         if not ending.done():
-            await _kill(group)
-            async with asyncio.timeout(_KILL_S):
-                await asyncio.wait((ending,))
+            await self._stop_all(ending, group)
         elif self._cut is not None:
             await _kill(group)
         return ending.result()
+
+    async def _stop_all(self, ending: asyncio.Future[wire.Reply], group: Path) -> None:
+        """Kill until the command has ended: it may join its group only after the first blow."""
+        deadline = asyncio.get_running_loop().time() + _KILL_S
+        while self._box.control.alive:
+            await _kill(group)
+            await asyncio.wait((ending,), timeout=_AGAIN_S)
+            if ending.done():
+                return
+            if asyncio.get_running_loop().time() > deadline:
+                self._box.control.close()
+                raise SandboxFailure("a command survives being killed", where=self._box.id)
 
     async def _result(self, reply: wire.Reply, wall: float) -> Result:
         box = self._box

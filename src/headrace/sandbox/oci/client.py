@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,10 @@ def homes() -> Path:
 
 
 class Keeper:
-    """A running keeper process. Use from one event loop."""
+    """A running keeper process. Use from one event loop. `on_loss` is called when it is gone."""
 
-    def __init__(self, runtime: str) -> None:
+    def __init__(self, runtime: str, *, on_loss: Callable[[], None]) -> None:
+        self._on_loss = on_loss
         self.home = Path(tempfile.mkdtemp(dir=homes(), prefix="k"))
         for name in ("b", "r"):
             (self.home / name).mkdir()
@@ -159,6 +160,7 @@ class Keeper:
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(self._lost())
+        self._on_loss()
 
     def _lost(self) -> SandboxFailure:
         return SandboxFailure(
