@@ -215,18 +215,22 @@ def remove(group: Path) -> None:
 
 def sweep(parent: str, stale: Callable[[str], bool]) -> list[str]:
     """Kill and remove all groups `parent`/NAME in any hierarchy whose name is stale."""
-    gone: set[str] = set()
     tops = [ROOT, *(path for path in ROOT.iterdir() if path.is_dir() and not path.is_symlink())]
-    for top in tops:
-        home = top / parent.strip("/")
-        if not home.is_dir() or not (home / "cgroup.procs").exists():
-            continue
-        for group in home.iterdir():
-            if group.is_dir() and stale(group.name):
-                kill(group) if _can_kill(group) else None
-                remove(group)
-                gone.add(group.name)
-    return sorted(gone)
+    homes = [top / parent.strip("/") for top in tops]
+    groups = [
+        group
+        for home in homes
+        if (home / "cgroup.procs").exists()
+        for group in home.iterdir()
+        if group.is_dir() and stale(group.name)
+    ]
+    # Only one hierarchy of v1 can kill, and no group goes before its processes have.
+    for group in groups:
+        if _can_kill(group):
+            kill(group)
+    for group in groups:
+        remove(group)
+    return sorted({group.name for group in groups})
 
 
 def remove_empty(parent: str) -> None:
