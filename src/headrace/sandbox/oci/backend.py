@@ -21,6 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from headrace.errors import UsageError
 from headrace.sandbox import images
 from headrace.sandbox.oci import build, bundle, cgroups
 from headrace.sandbox.oci.box import PROXY_PORT, Box, OciSandbox
@@ -152,6 +153,8 @@ class OciBackend:
     async def _container(self, spec: SandboxSpec, id: str) -> Box:
         if lacks := self.capabilities().missing(spec):
             raise SandboxRefused(f"the oci backend cannot give {'; '.join(lacks)}")
+        if id in self._boxes:
+            raise UsageError("there is a sandbox of that name", where=id)
         image = images.resolve(spec.image)
         config = bundle.config(
             spec, id=id, root=str(build.container_root()), cgroup=f"{CGROUP}/{id}"

@@ -14,7 +14,7 @@ import secrets
 import signal
 import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING
 
 from headrace.errors import UsageError
@@ -196,7 +196,7 @@ class Box:
             tag,
             argv,
             {**base, **dict(self.spec.env), **env},
-            cwd or self.spec.workdir,
+            str(PurePosixPath(self.spec.workdir, cwd or "")),
             uid=self.identity(user),
             cpu_s=limits.cpu_s or 0,
             file_mb=limits.file_mb or 0,
@@ -513,6 +513,8 @@ class OciSandbox:
         names = (
             ids if ids is not None else [f"{box.id}-{secrets.token_hex(4)}" for _ in range(count)]
         )
+        if len(names) != count:
+            raise UsageError(f"{len(names)} names for {count} forks", where=box.id)
         ref = await self.snapshot()
         return await box.backend.children(box.spec, ref, names)
 
