@@ -282,9 +282,9 @@ class _Command:
             return await self._crashed(loop.time() - began)
         finally:
             timer.cancel()
-            box.control.forget(tag)
             if not ending.done() and group.is_dir():
                 await self._stop_all(ending, group)
+            box.control.forget(tag)
             for stream in self._streams:
                 stream.close()
             with contextlib.suppress(OSError):
