@@ -130,6 +130,8 @@ class PlainBackend:
     def begin(
         self, spec: SandboxSpec, id: str, *, tree: Path | None, epoch: int = 0
     ) -> PlainSandbox:
+        if id in self._boxes:
+            raise UsageError("there is a sandbox of that name", where=id)
         box = PlainSandbox(self, spec, id, epoch)
         self._boxes[id] = box
         try:
