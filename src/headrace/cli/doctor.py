@@ -51,7 +51,7 @@ def doctor(
     ] = Path("runs"),
     json: Annotated[bool, typer.Option("--json", help="Write JSON instead of text.")] = False,
 ) -> None:
-    """Check this machine: Python, torch, cores, memory, disk, model cache, task packs.
+    """Check this machine: Python, torch, cores, memory, disk, model cache, packs, sandboxes.
 
     Exits 5 if something would stop a run.
 
@@ -88,6 +88,7 @@ def examine(runs: Path) -> list[Check]:
         lambda: _disks(runs),
         _models,
         _packs,
+        _sandbox,
     ]
     return [check for look in looks for check in look()]
 
@@ -226,3 +227,21 @@ def _packs() -> list[Check]:
     except HeadraceError as error:
         return [Check("task packs", "fail", str(error), error.hint)]
     return [Check("task packs", "ok", f"{count} domains")]
+
+
+def _sandbox() -> list[Check]:
+    from headrace.cli import sandbox_doctor
+    from headrace.errors import HeadraceError
+    from headrace.sandbox import registry
+
+    try:
+        found = registry.find().backends
+        backend = sandbox_doctor.default_of(found)
+    except HeadraceError as error:
+        return [Check("sandbox", "warn", str(error), error.hint)]
+    if backend is not None:
+        about = sandbox_doctor.program(backend) or backend.capabilities().isolation.label
+        return [Check("sandbox", "ok", f"{backend.name} ({about})")]
+    why = f"{found[0].name}: {found[0].available()}" if found else "no backend is installed"
+    hint = "headrace sandbox doctor --quick"
+    return [Check("sandbox", "warn", f"none that isolates; {why}", hint)]

@@ -14,7 +14,7 @@ from headrace.observe.console import printable
 if TYPE_CHECKING:
     from headrace.types import Json
 
-__all__ = ["emit", "emit_json", "number", "report", "table", "tell"]
+__all__ = ["emit", "emit_json", "number", "relay", "report", "table", "tell"]
 
 _WIDEST = 44
 
@@ -38,6 +38,18 @@ def emit_json(value: Json) -> None:
 def tell(text: str) -> None:
     """Write a line for a person."""
     print(printable(text), file=sys.stderr, flush=True)
+
+
+def relay(data: bytes, stream: TextIO) -> None:
+    """Write what another program wrote: as it is, but to a terminal, which it must not drive."""
+    try:
+        if stream.isatty():
+            stream.write(printable(data.decode("utf-8", "replace").replace("\r\n", "\n")))
+        else:
+            stream.buffer.write(data)
+        stream.flush()
+    except BrokenPipeError:
+        _silence(stream)
 
 
 def report(error: HeadraceError) -> None:
