@@ -16,7 +16,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -329,7 +329,7 @@ class Leases:
         return done.rowcount == 1
 
     @contextmanager
-    def _write(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:
+    def _write(self, begin: str = "BEGIN IMMEDIATE") -> Generator[sqlite3.Connection]:
         """One transaction."""
         with self._lock, self._guard():
             connection = self._connection
@@ -344,7 +344,7 @@ class Leases:
             connection.execute("COMMIT")
 
     @contextmanager
-    def _guard(self) -> Iterator[None]:
+    def _guard(self) -> Generator[None]:
         try:
             yield
         except (sqlite3.Error, OSError) as error:

@@ -100,8 +100,9 @@ class Portal:
 
 async def _within(coroutine: Coroutine[Any, Any, _T], seconds: float) -> _T:
     """Cancelled, and done with what it does then, before the failure is raised."""
+    limit = asyncio.timeout(seconds)
     try:
-        async with asyncio.timeout(seconds) as limit:
+        async with limit:
             return await coroutine
     except TimeoutError:
         if not limit.expired():
