@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RUNS ?= runs
 
-.PHONY: quickstart test test-slow lint types unit browser compiler install clean
+.PHONY: quickstart test test-slow lint types unit browser compiler runtimes install clean
 
 install: $(STAMP)
 
@@ -31,10 +31,10 @@ lint: install
 types: install
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-unit: install browser compiler
+unit: install browser compiler runtimes
 	$(BIN)/pytest -m "not slow"
 
-test-slow: install browser compiler
+test-slow: install browser compiler runtimes
 	$(BIN)/pytest -m slow --timeout 3600
 
 # The report is tested in the browser that people will read it in.
@@ -46,6 +46,14 @@ browser:
 compiler:
 	@command -v cc >/dev/null || command -v gcc >/dev/null || command -v clang >/dev/null || \
 	  { echo "installing gcc (Debian)"; apt-get -qq update && apt-get -qq install -y gcc libc6-dev >/dev/null; }
+
+# Sandboxes are tested in the runtimes that people have: as root, none of them is left out.
+RUNTIMES := crun runc podman busybox
+runtimes:
+	@missing=""; for name in $(RUNTIMES); do command -v $$name >/dev/null || missing="$$missing $$name"; done; \
+	  [ -z "$$missing" ] || [ "$$(id -u)" != 0 ] || \
+	  { echo "installing$$missing (Debian)"; apt-get -qq update && \
+	    apt-get -qq install -y --no-install-recommends crun runc podman busybox-static >/dev/null; }
 
 clean:
 	rm -rf $(VENV) build dist
