@@ -66,12 +66,14 @@ def test_help_loads_nothing_heavy() -> None:
     loaded = set(done.stderr.split())
     assert "headrace" in loaded
     assert not loaded & {"torch", "transformers", "pydantic", "numpy", "pyarrow", "rich", "scipy"}
+    assert not loaded & {"asyncio", "sqlite3"}
 
 
 VERBS = [
     *("run", "resume", "ls", "show", "diff", "report", "init", "doctor"),
     *("recipes ls", "recipes show", "recipes keys", "models pull", "models ls"),
     *("domains ls", "domains show"),
+    *("sandbox doctor", "sandbox ls", "sandbox reap", "sandbox exec"),
 ]
 
 
