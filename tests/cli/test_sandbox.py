@@ -396,7 +396,12 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     def give(*findings: Finding, possible: bool = True) -> list[str]:
         names: list[str] = []
 
-        async def check(backend: Any) -> Report:
+        async def check(
+            backend: Any, *, image: str | None, told: Callable[[int, int], None]
+        ) -> Report:
+            if image == "none":
+                raise UsageError("it needs another image")
+            told(0, 1)
             names.append(backend.name)
             return Report(
                 backend=backend.name,
@@ -456,6 +461,9 @@ def test_doctor_checks_what_it_is_told_to(checked: Callable[..., list[str]]) -> 
     assert headrace("sandbox", "doctor", "--all").code == 0
     assert headrace("sandbox", "doctor", "--quick").code == 0
     assert names == ["subprocess", "oci", "subprocess"]
+    refused = headrace("sandbox", "doctor", "--backend", "oci", "--image", "none")
+    assert (refused.code, refused.out) == (Exit.USAGE, "")
+    assert "none made: it needs another" in headrace("sandbox", "doctor", "--image", "none").out
     unknown = headrace("sandbox", "doctor", "--backend", "nothing")
     assert unknown.code == Exit.USAGE
     assert unknown.err.endswith("hint: one of: oci, subprocess\n")

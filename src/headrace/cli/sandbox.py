@@ -23,6 +23,10 @@ BackendName = Annotated[
 @group.command("doctor")
 def doctor(
     backend: BackendName = None,
+    image: Annotated[
+        str | None,
+        typer.Option("--image", help="Check in this one, such as podman:REF.  [default: host]"),
+    ] = None,
     every: Annotated[
         bool, typer.Option("--all", help="Check every backend that works, not just the default.")
     ] = False,
@@ -45,7 +49,7 @@ def doctor(
     """
     from headrace.cli import sandbox_doctor
 
-    health = sandbox_doctor.examine(backend, quick=quick, every=every)
+    health = sandbox_doctor.examine(backend, quick=quick, every=every, image=image)
     if json:
         emit_json(health.json())
     else:

@@ -9,7 +9,7 @@ import asyncio
 import subprocess
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -139,19 +139,23 @@ class Health:
             raise SandboxFailure(f"{which} here", hint="what is above says what to install")
 
 
-def examine(name: str | None, *, quick: bool, every: bool) -> Health:
+def examine(name: str | None, *, quick: bool, every: bool, image: str | None = None) -> Health:
     """Look at every backend, or at the named one, and check the default one (or the named one,
-    or with `every` all that work). UsageError for a name that nobody offers.
+    or with `every` all that work) in sandboxes of `image`.
+
+    UsageError for a name that nobody offers, and if the named one needs another image.
     """
     found = registry.find()
     default = default_of(found.backends)
     backends = found.backends if name is None else [_named(name, found)]
     listener = ConsoleListener()
+    looks: list[Look] = []
     try:
-        looks = [
-            _look(backend, default, quick=quick, every=every or name is not None, told=listener)
-            for backend in backends
-        ]
+        for backend in backends:
+            look = _look(backend)
+            if look.reason is None and not quick and (every or name or backend is default):
+                look = _checked(look, backend, image, listener, must=name is not None)
+            looks.append(look)
     finally:
         listener.close()
     broken = found.broken if name is None else ()
@@ -196,30 +200,38 @@ def program(backend: Backend) -> str:
     return said[0].replace("version ", "") if said else Path(path).name
 
 
-def _look(
-    backend: Backend, default: Backend | None, *, quick: bool, every: bool, told: Listener
-) -> Look:
-    reason = backend.available()
-    look = Look(
-        name=backend.name, reason=reason, can=backend.capabilities(), program=program(backend)
+def _look(backend: Backend) -> Look:
+    name = backend.name
+    return Look(
+        name=name,
+        reason=backend.available(),
+        can=backend.capabilities(),
+        program=program(backend),
+        unchecked=f"none made: headrace sandbox doctor --backend {name}",
     )
-    if reason is not None:
-        return look
-    if quick or not (every or backend is default):
-        return replace(look, unchecked=f"none made: headrace sandbox doctor --backend {look.name}")
-    label = f"checking {backend.name}"
-    told.progress(label, 0, None)
+
+
+def _checked(
+    look: Look, backend: Backend, image: str | None, listener: Listener, *, must: bool
+) -> Look:
+    label = f"checking {look.name}"
+    listener.progress(label, 0, None)
     try:
-        return replace(look, report=asyncio.run(_check(backend)))
+        report = asyncio.run(
+            _check(backend, image, lambda done, total: listener.progress(label, done, total))
+        )
     except UsageError as error:
+        if must:
+            raise
         return replace(look, unchecked=f"none made: {error}")
     finally:
-        told.progress(label, 1, 1)
+        listener.progress(label, 1, 1)
+    return replace(look, report=report)
 
 
-async def _check(backend: Backend) -> Report:
+async def _check(backend: Backend, image: str | None, told: Callable[[int, int], None]) -> Report:
     try:
-        report = await conformance.check(backend)
+        report = await conformance.check(backend, image=image, told=told)
     except BaseException:
         await backend.aclose()
         raise

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Awaitable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -99,11 +99,16 @@ class Report:
 
 
 async def check(
-    backend: Backend, *, image: str | None = None, only: Collection[str] | None = None
+    backend: Backend,
+    *,
+    image: str | None = None,
+    only: Collection[str] | None = None,
+    told: Callable[[int, int], None] = lambda done, total: None,
 ) -> Report:
     """Hold a backend to its word, one promise after the other, in sandboxes of `image`.
 
     Without `image`, "host" where the backend knows it. `only` restricts the promises by name.
+    `told` hears before each how many are done, and of how many.
     Takes some seconds to some minutes. Everything it made is closed again; the backend is not.
     Raises SandboxRefused if the backend does not work here, UsageError for an unknown promise
     or without an image.
@@ -121,7 +126,9 @@ async def check(
     chosen = _chosen(only)
     findings = [await _judge(_WORKS, Lab(backend, image))]
     if findings[0].judgement == "passed":
-        findings += [await _judge(promise, Lab(backend, image)) for promise in chosen]
+        for done, promise in enumerate(chosen):
+            told(done, len(chosen))
+            findings.append(await _judge(promise, Lab(backend, image)))
     costs = await _measured(backend, image) if findings[0].judgement == "passed" else None
     return Report(
         backend=backend.name,
