@@ -23,8 +23,8 @@ _CAPABILITIES: list[Json] = ["CAP_KILL", "CAP_SETGID", "CAP_SETUID", "CAP_SYS_CH
 
 _MASKED: list[Json] = [
     *("/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys"),
-    *("/proc/latency_stats", "/proc/sched_debug", "/proc/scsi", "/proc/timer_list"),
-    *("/proc/timer_stats"),
+    *("/proc/latency_stats", "/proc/sched_debug", "/proc/scsi"),
+    *("/proc/timer_list", "/proc/timer_stats"),
 ]
 _READ_ONLY: list[Json] = [
     *("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"),
