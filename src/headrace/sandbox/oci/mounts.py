@@ -74,10 +74,12 @@ def tmpfs(target: str, size_mb: int) -> None:
 
 
 def overlay(target: str, lowers: list[str], upper: str, work: str, *, userxattr: bool) -> None:
-    """overlayfs: `lowers` uppermost first; paths must have no colon or comma."""
+    """overlayfs: `lowers` uppermost first; paths must have no colon or comma.
+
+    Directories of lower layers can be renamed, but with `userxattr`: there rename(2) gives EXDEV.
+    """
     options = f"lowerdir={':'.join(lowers)},upperdir={upper},workdir={work}"
-    if userxattr:
-        options += ",userxattr"
+    options += ",userxattr" if userxattr else ",redirect_dir=on"
     mount("overlay", target, "overlay", _MS_NOSUID | _MS_NODEV, options)
 
 

@@ -178,6 +178,7 @@ def _hang(tree: int, memory: int) -> None:
     mounts.attach(tree, "/box")
     try:
         mounts.bind("/proc", "/box/proc")
+        mounts.make_read_only("/box/proc")
         mounts.bind("/dev", "/box/dev")
         mounts.attach(memory, "/box/dev/shm")
     except OSError:
