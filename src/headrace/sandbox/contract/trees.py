@@ -51,9 +51,9 @@ async def _recycle_refused(lab: Lab) -> None:
     expect(await lab.backend.recycle(box, epoch=1) is None, "it recycles, undeclared")
 
 
-async def _listing(box: Sandbox) -> str:
-    script = 'for f in *; do printf \'%s \' "$f"; cat "$f" 2>/dev/null; done; cat /tmp/t 2>&1'
-    return (await succeed(box, f"{{ {script}; }} || true")).stdout.text
+async def _listing(box: Sandbox, away: str) -> str:
+    script = f'for f in * {away}; do printf \'%s \' "$f"; cat "$f" 2>/dev/null; done; true'
+    return (await succeed(box, script)).stdout.text
 
 
 @promise(lacks=_no_snapshot, refused=_snapshot_refused)
@@ -89,6 +89,28 @@ async def snapshots_elsewhere(lab: Lab) -> None:
     await two.close()
     await one.restore(ref)
     expect(await one.get_file("mine") == b"one\n", "a snapshot changed after it was taken")
+
+
+@promise(lacks=_no_snapshot, refused=_snapshot_refused)
+async def work_after_a_snapshot(lab: Lab) -> None:
+    """A tree behaves after a snapshot as before: what is in it can be renamed, linked, replaced."""
+    box = await lab.sandbox()
+    await succeed(
+        box, "mkdir -p d/e; echo 1 > d/e/f; echo 2 > d/g; echo 3 > h; mkdir -p old r/s; ls > old/f"
+    )
+    ref = await box.snapshot()
+    await succeed(
+        box, "mv -T d moved 2>/dev/null || mv d moved; test $(cat moved/e/f) = 1; test ! -e d"
+    )
+    await succeed(box, "ln h h2; echo 4 > h2; test $(cat h) = 4; chmod 600 h; mv h h3")
+    await succeed(box, 'rm -r old; mkdir old; test -z "$(ls old)"; mkdir d; echo new > d/g')
+    renaming = "import os; os.rename('r', 'q'); os.rename('q/s', 't')"
+    renamed = await box.exec(["python3", "-c", renaming])
+    expect(renamed.exit_code in (0, 126, 127), f"rename(2): {renamed.stderr.text[-100:]}")
+    await box.snapshot()
+    await succeed(box, 'test $(cat moved/g) = 2; test $(cat d/g) = new; test -z "$(ls old)"')
+    await box.restore(ref)
+    await succeed(box, "test $(cat d/e/f)$(cat d/g)$(cat h) = 123; test -e old/f; test ! -e moved")
 
 
 @promise(lacks=_no_snapshot, refused=_snapshot_refused)
@@ -193,6 +215,6 @@ async def recycling_shared_memory(lab: Lab) -> None:
 
 
 PROMISES = (
-    *(snapshots, snapshots_elsewhere, processes_end_at_a_snapshot, forks),
+    *(snapshots, snapshots_elsewhere, work_after_a_snapshot, processes_end_at_a_snapshot, forks),
     *(recycling, recycling_shared_memory),
 )
