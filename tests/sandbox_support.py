@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from headrace.sandbox.leases import Leases
+from headrace.sandbox.leases import Leases, State
+from headrace.sandbox.options import PoolOptions
 from headrace.sandbox.pool import Pool
 from headrace.sandbox.spec import (
     Capabilities,
@@ -18,6 +20,7 @@ from headrace.sandbox.spec import (
     Outcome,
     Result,
     Sandbox,
+    SandboxFailure,
     SandboxGone,
     SandboxSpec,
     SnapshotRef,
@@ -28,6 +31,10 @@ from headrace.sandbox.spec import (
 SPEC = SandboxSpec()
 ALL_LIMITS = frozenset({"memory_mb", "disk_mb", "cpus", "processes", "open_files"})
 LIMITS = ExecLimits()
+OTHER = replace(SPEC, workdir="/elsewhere")
+QUICK = PoolOptions(
+    most=4, starting=2, wait_s=5, backoff_s=0.001, backoff_most_s=0.002, close_s=2, beat_s=60
+)
 
 
 @dataclass(slots=True)
@@ -226,3 +233,34 @@ async def settled(pool: Pool) -> None:
 def nothing_left(backend: FakeBackend, leases: Leases) -> bool:
     """No sandbox on the machine, and no row in the leases."""
     return not backend.exists and not leases.all()
+
+
+@asynccontextmanager
+async def opened(
+    path: Path, *backends: FakeBackend, options: PoolOptions = QUICK, clock: Clock | None = None
+) -> AsyncGenerator[Pool]:
+    """A pool over its own leases; afterwards nothing may be left of it."""
+    with Leases(path / "leases.db", clock=clock or Clock()) as leases:
+        async with Pool(backends, leases, options) as pool:
+            yield pool
+        for backend in backends:
+            assert nothing_left(backend, leases)
+            assert not backend.open
+
+
+def leases_of(path: Path) -> list[tuple[State, int]]:
+    """State and epoch of every row."""
+    with Leases(path / "leases.db") as leases:
+        return [(lease.state, lease.epoch) for lease in leases.all()]
+
+
+async def until_waiting(pool: Pool, count: int) -> None:
+    """Wait until so many requests are in the queue."""
+    async with asyncio.timeout(5):
+        while pool.stats().waiting < count:
+            await asyncio.sleep(0)
+
+
+def failure(text: str = "no space left on device") -> SandboxFailure:
+    """The world's fault."""
+    return SandboxFailure(text)

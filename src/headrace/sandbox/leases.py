@@ -50,7 +50,12 @@ CREATE TABLE IF NOT EXISTS leases (
 ) WITHOUT ROWID;
 PRAGMA user_version = {_VERSION};
 """
-_COLUMNS = "id, backend, spec, owner, state, epoch, created, beat, expires, details"
+_COLUMNS = (
+    *("id", "backend", "spec", "owner", "state", "epoch"),
+    *("created", "beat", "expires", "details"),
+)
+_ALL = ", ".join(_COLUMNS)
+_CHANGING = ("owner", "state", "epoch", "beat", "expires", "details")
 _HELD = "id = :id AND owner = :owner AND epoch = :epoch"
 
 
@@ -218,10 +223,9 @@ class Leases:
                 )
                 for id in ids
             ]
-            places = ", ".join(f":{name.strip()}" for name in _COLUMNS.split(","))
-            connection.executemany(
-                f"INSERT INTO leases ({_COLUMNS}) VALUES ({places})", [_row(x) for x in leases]
-            )
+            rows = [[_value(lease, name) for name in _COLUMNS] for lease in leases]
+            places = ", ".join("?" * len(_COLUMNS))
+            connection.executemany(f"INSERT INTO leases ({_ALL}) VALUES ({places})", rows)
         return leases
 
     def advance(self, lease: Lease, state: State, *, expires: float | None = None) -> Lease:
@@ -237,8 +241,9 @@ class Leases:
 
     def forget(self, lease: Lease) -> bool:
         """Remove the row, all of whose sandbox is gone; False if it was no longer held."""
-        with self._write() as connection:
-            removed = connection.execute(f"DELETE FROM leases WHERE {_HELD}", _row(lease))
+        with self._statement() as connection:
+            held = {name: _value(lease, name) for name in ("id", "owner", "epoch")}
+            removed = connection.execute(f"DELETE FROM leases WHERE {_HELD}", held)
         return removed.rowcount == 1
 
     def renew(self) -> dict[str, int]:
@@ -253,8 +258,8 @@ class Leases:
 
     def all(self) -> list[Lease]:
         """Every row, oldest first."""
-        with self._write(begin="BEGIN") as connection:
-            rows = connection.execute(f"SELECT {_COLUMNS} FROM leases ORDER BY created, id")
+        with self._statement() as connection:
+            rows = connection.execute(f"SELECT {_ALL} FROM leases ORDER BY created, id")
             return [_lease(row) for row in rows]
 
     def owned(self, now: float | None = None) -> list[Owned]:
@@ -320,28 +325,34 @@ class Leases:
         return new
 
     def _update(self, old: Lease, new: Lease, condition: str) -> bool:
-        values = _row(old) | {f"new_{name}": value for name, value in _row(new).items()}
-        changed = ["owner", "state", "epoch", "expires", "details"]
-        changed += ["beat"] if new.beat != old.beat else []
-        assignments = ", ".join(f"{name} = :new_{name}" for name in changed)
-        with self._write() as connection:
+        changed = [name for name in _CHANGING if getattr(new, name) != getattr(old, name)]
+        assignments = ", ".join(f"{name} = :new_{name}" for name in changed or ["id"])
+        values = {name: _value(old, name) for name in ("id", "owner", "epoch", "beat", "expires")}
+        values |= {f"new_{name}": _value(new, name) for name in changed or ["id"]}
+        with self._statement() as connection:
             done = connection.execute(f"UPDATE leases SET {assignments} WHERE {condition}", values)
         return done.rowcount == 1
 
     @contextmanager
-    def _write(self, begin: str = "BEGIN IMMEDIATE") -> Generator[sqlite3.Connection]:
+    def _write(self) -> Generator[sqlite3.Connection]:
         """One transaction."""
-        with self._lock, self._guard():
-            connection = self._connection
-            if connection is None or self._owner.pid != os.getpid():
-                raise sqlite3.ProgrammingError("they are closed, or were opened before a fork")
-            connection.execute(begin)
+        with self._statement() as connection:
+            connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection
+                connection.execute("COMMIT")
             except BaseException:
-                connection.execute("ROLLBACK")
+                if connection.in_transaction:  # a full disk has ended it already
+                    connection.execute("ROLLBACK")
                 raise
-            connection.execute("COMMIT")
+
+    @contextmanager
+    def _statement(self) -> Generator[sqlite3.Connection]:
+        """For one statement, which is a transaction of its own."""
+        with self._lock, self._guard():
+            if self._connection is None or self._owner.pid != os.getpid():
+                raise sqlite3.ProgrammingError("they are closed, or were opened before a fork")
+            yield self._connection
 
     @contextmanager
     def _guard(self) -> Generator[None]:
@@ -375,19 +386,17 @@ class Leases:
         return connection
 
 
-def _row(lease: Lease) -> dict[str, str | int | float]:
-    return {
-        "id": lease.id,
-        "backend": lease.backend,
-        "spec": lease.spec,
-        "owner": lease.owner.key,
-        "state": lease.state.value,
-        "epoch": lease.epoch,
-        "created": lease.created,
-        "beat": lease.beat,
-        "expires": lease.expires,
-        "details": json.dumps(dict(lease.details)),
-    }
+def _value(lease: Lease, name: str) -> str | int | float:
+    """What is stored of that field."""
+    match getattr(lease, name):
+        case Owner() as owner:
+            return owner.key
+        case State() as state:
+            return state.value
+        case str() | int() | float() as plain:
+            return plain
+        case details:
+            return json.dumps(dict(details))
 
 
 def _lease(row: tuple[object, ...]) -> Lease:

@@ -284,7 +284,7 @@ class Pool:
         finally:
             if not lent:
                 self._retire(member, "its lease was lost")
-        member.state = State.LEASED
+        self._roster.move(member, State.LEASED)
         member.handle = PooledSandbox(self, member.raw)
         self._roster.serve()
         return member.handle
@@ -339,7 +339,7 @@ class Pool:
         if member.handle is not None:
             member.handle.end(why)
         member.handle = None
-        member.state = State.CLOSING
+        self._roster.move(member, State.CLOSING)
 
     def _retire(self, member: Member, why: str) -> None:
         """Close it in the background, whatever it does now."""

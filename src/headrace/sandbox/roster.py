@@ -87,6 +87,7 @@ class Roster:
         self._evict = evict
         self._clock = clock
         self._queue: list[Ticket] = []
+        self._counts: Counter[State] = Counter()
         self._numbers = itertools.count()
 
     @property
@@ -97,7 +98,7 @@ class Roster:
     @property
     def starting(self) -> int:
         """How many rooms are reserved for sandboxes that do not exist yet."""
-        return sum(member.state is State.STARTING for member in self.members.values())
+        return self._counts[State.STARTING]
 
     def states(self, backend: Backend) -> list[str]:
         """What the members of that backend do now."""
@@ -120,7 +121,7 @@ class Roster:
         elif not ticket.granted.cancelled() and ticket.granted.exception() is None:
             for member in ticket.granted.result():
                 if member.raw is None:
-                    self.members.pop(member.id, None)
+                    self._remove(member)
                 elif member.state is State.WARM:
                     self.idle.setdefault(member.spec, []).append(member)
         self.serve()
@@ -149,11 +150,18 @@ class Roster:
         """Room for one that is about to start."""
         member = Member(spec=spec)
         self.members[member.id] = member
+        self._counts[member.state] += 1
         return member
+
+    def move(self, member: Member, state: State) -> None:
+        """It does something else now. Whoever moves one that was starting serves afterwards."""
+        self._counts[member.state] -= 1
+        self._counts[state] += 1
+        member.state = state
 
     def shelve(self, member: Member, now: float) -> None:
         """It is idle from `now` on (epoch seconds): the next who wants its kind gets it."""
-        member.state = State.WARM
+        self.move(member, State.WARM)
         member.idle_since = now
         self.idle.setdefault(member.spec, []).append(member)
         self.serve()
@@ -169,7 +177,7 @@ class Roster:
     def drop(self, member: Member) -> None:
         """It is gone, and its room is free."""
         self.unshelve(member)
-        self.members.pop(member.id, None)
+        self._remove(member)
         self.serve()
 
     def stock(self, now: float) -> list[Member]:
@@ -207,7 +215,7 @@ class Roster:
         Nobody overtakes who waits for room. While leave to start is short, those whose kind
         idles get it nevertheless; that takes nothing from the others.
         """
-        starting = self.starting if self._queue else 0
+        starting = self.starting
         for ticket in tuple(self._queue):
             if ticket.granted.done():
                 continue  # cancelled, and about to leave
@@ -233,9 +241,12 @@ class Roster:
         self._queue.remove(ticket)
         ticket.granted.set_result(members)
 
+    def _remove(self, member: Member) -> None:
+        if self.members.pop(member.id, None) is not None:
+            self._counts[member.state] -= 1
+
     def _make_room(self, wanted: int) -> None:
-        leaving = sum(member.state is State.CLOSING for member in self.members.values())
-        for _ in range(wanted - leaving):
+        for _ in range(wanted - self._counts[State.CLOSING]):
             shelves = list(self.idle.values())
             if not shelves:
                 return
