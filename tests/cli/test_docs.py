@@ -20,6 +20,7 @@ from headrace.recipe import PRESETS
 DOCS = Path(__file__).parents[2] / "docs"
 CLI = (DOCS / "cli.md").read_text()
 RECIPES = (DOCS / "recipes.md").read_text()
+SANDBOXES = (DOCS / "sandboxes.md").read_text()
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -29,7 +30,7 @@ def blocks(text: str, language: str) -> list[str]:
 
 COMMANDS = [
     line
-    for text in (CLI, RECIPES)
+    for text in (CLI, RECIPES, SANDBOXES)
     for block in blocks(text, "console")
     for line in block.splitlines()
 ]

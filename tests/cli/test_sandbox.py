@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -527,3 +528,36 @@ def test_a_program_is_called_as_it_calls_itself(tmp_path: Path) -> None:
     runtime.chmod(0o755)
     assert sandbox_doctor.program(OciBackend(str(runtime))) == "crun 1.8.1"
     assert sandbox_doctor.program(PlainBackend()) == ""
+
+
+# --- the documentation ---------------------------------------------------------------------
+
+DOCS = (Path(__file__).parents[2] / "docs" / "sandboxes.md").read_text()
+
+
+@needs_oci
+def test_the_example_in_the_docs_prints_what_they_say(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "example.py").write_text(DOCS.split("```python\n")[1].split("```")[0])
+    runpy.run_path(str(tmp_path / "example.py"), run_name="__main__")
+    assert capsys.readouterr().out == "result 0 42\nsolve.py\nsolve.py\n"
+    assert "It prints `result 0 42`, then `solve.py` twice." in DOCS
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_the_docs_give_every_outcome_the_exit_code_that_it_has(outcome: Outcome) -> None:
+    (row,) = [line for line in DOCS.splitlines() if line.startswith(f"| `{outcome}` |")]
+    code = row.rstrip("| ").rpartition("| ")[2]
+    whose = "infrastructure" if not outcome.by_candidate else "candidate"
+    assert f"| {whose}" in row
+    if outcome is Outcome.CRASH:
+        assert code == str(Exit.INFRASTRUCTURE.value)
+    elif outcome is not Outcome.RESULT:
+        assert code == str(sandbox_exec.ENDINGS[outcome])
+        assert f"{code}  it" in headrace("sandbox", "exec", "--help").out
+
+
+@pytest.mark.parametrize("name", [*registry.PREFERENCE])
+def test_the_docs_name_every_backend(name: str) -> None:
+    assert f"`{name}`" in DOCS

@@ -191,7 +191,7 @@ def exec_(
     \b
     Examples:
       headrace sandbox exec -- python3 -c 'print(6 * 7)'
-      headrace sandbox exec --file solve.py --timeout 5 -- python3 solve.py < input.txt
+      headrace sandbox exec --file solve.py -- python3 solve.py < input.txt
       headrace sandbox exec --allow example.com -- curl -sI https://example.com
     """
     from headrace.cli import sandbox_exec

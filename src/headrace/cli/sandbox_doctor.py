@@ -200,14 +200,22 @@ def program(backend: Backend) -> str:
     return said[0].replace("version ", "") if said else Path(path).name
 
 
+def _image(kind: str) -> str:
+    """As a specification writes it."""
+    return {"host": "host", "dir": "dir:PATH", "*": "any"}.get(kind, f"{kind}:REF")
+
+
 def _look(backend: Backend) -> Look:
-    name = backend.name
+    name, can = backend.name, backend.capabilities()
+    command = f"headrace sandbox doctor --backend {name}"
+    if not {"host", "*"} & set(can.images) and can.images:
+        command += f" --image {_image(can.images[0])}"
     return Look(
         name=name,
         reason=backend.available(),
-        can=backend.capabilities(),
+        can=can,
         program=program(backend),
-        unchecked=f"none made: headrace sandbox doctor --backend {name}",
+        unchecked=f"none made: {command}",
     )
 
 
@@ -271,7 +279,7 @@ def _described(can: Capabilities) -> list[tuple[str, str]]:
         ("networks", ", ".join(sorted(can.networks))),
         ("trees", f"snapshot {can.snapshot or 'none'}, fork {can.fork or 'none'}"),
         ("users", "agent and verifier apart" if can.users else "one identity"),
-        ("images", ", ".join(can.images)),
+        ("images", ", ".join(_image(kind) for kind in can.images)),
     ]
 
 
