@@ -8,9 +8,7 @@ directory inside it, but absolute paths in their arguments are the machine's.
 
 from __future__ import annotations
 
-import fcntl
 import io
-import os
 import shutil
 import tarfile
 import uuid
@@ -20,6 +18,7 @@ from typing import IO, TypeVar
 
 from headrace.errors import UsageError
 from headrace.sandbox.process import Command, in_thread, kill_tree, run_command, start_command
+from headrace.sandbox.shelf import Shelf, box_directory, remove_tree
 from headrace.sandbox.spec import (
     Backend,
     Capabilities,
@@ -35,7 +34,6 @@ from headrace.sandbox.spec import (
     SnapshotRef,
     User,
 )
-from headrace.sandbox.state import state_root
 
 __all__ = ["PlainBackend", "PlainSandbox"]
 
@@ -43,7 +41,6 @@ _NAME = "subprocess"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MEGA = 2**20
 _LIMITS = ExecLimits()
-_SNAPSHOTS = "snapshots-"
 _OUTCOMES = {"ended": Outcome.RESULT, "timeout": Outcome.TIMEOUT, "flood": Outcome.OUTPUT}
 T = TypeVar("T")
 
@@ -53,8 +50,7 @@ class PlainBackend:
 
     def __init__(self) -> None:
         self._boxes: dict[str, PlainSandbox] = {}
-        self._snapshots: Path | None = None
-        self._lock = -1
+        self._shelf = Shelf(_NAME)
 
     @property
     def name(self) -> str:
@@ -97,17 +93,13 @@ class PlainBackend:
     def reap(self, ids: Sequence[str]) -> list[str]:
         """Kill what was started in these and remove their directories, and snapshots of dead
         processes."""
-        home = state_root() / _NAME
         gone: list[str] = []
         for id in ids:
             kill_tree(_tag(id))
-            _remove(_home(id))
-            if not _home(id).exists():
+            remove_tree(box_directory(_NAME, id))
+            if not box_directory(_NAME, id).exists():
                 gone.append(id)
-        for left in home.glob(f"{_SNAPSHOTS}*"):
-            if left != self._snapshots and (lock := _locked(left)) is not None:
-                _remove(left)
-                os.close(lock)
+        self._shelf.sweep()
         return gone
 
     async def aclose(self) -> None:
@@ -118,10 +110,7 @@ class PlainBackend:
                 await box.close()
             except SandboxFailure as error:
                 failures.append(error)
-        if self._snapshots is not None:
-            _remove(self._snapshots)
-            os.close(self._lock)
-            self._snapshots = None
+        self._shelf.close()
         if failures:
             raise failures[0]
 
@@ -144,17 +133,11 @@ class PlainBackend:
     def end(self, box: PlainSandbox) -> None:
         if self._boxes.get(box.id) is box:
             kill_tree(_tag(box.id))
-            _remove(_home(box.id))
+            remove_tree(box_directory(_NAME, box.id))
             del self._boxes[box.id]
 
     def snapshot_path(self, ref: str) -> Path:
-        if self._snapshots is None:
-            path = state_root() / _NAME / f"{_SNAPSHOTS}{uuid.uuid4().hex}"
-            path.mkdir(parents=True)
-            lock = _locked(path)
-            assert lock is not None, "nobody else knows this name"
-            self._snapshots, self._lock = path, lock
-        return self._snapshots / ref
+        return self._shelf.place(ref)
 
 
 class PlainSandbox:
@@ -166,7 +149,7 @@ class PlainSandbox:
         self._id = id
         self._epoch = epoch
         self._depth = 0
-        self._tree = _home(id) / "tree"
+        self._tree = box_directory(_NAME, id) / "tree"
         self._closed = False
 
     @property
@@ -267,7 +250,7 @@ class PlainSandbox:
         kill_tree(_tag(self._id))
 
         def replace() -> None:
-            _remove(self._tree)
+            remove_tree(self._tree)
             _copy(frozen, self._tree)
 
         await self._guard(replace, "restore")
@@ -365,34 +348,8 @@ def plain() -> Backend:
     return PlainBackend()
 
 
-def _home(id: str) -> Path:
-    if not id or "/" in id or id.startswith((".", _SNAPSHOTS)):
-        raise UsageError("not an id of a sandbox", where=id)
-    return state_root() / _NAME / id
-
-
 def _tag(id: str) -> str:
     return f"HEADRACE_SANDBOX={id}"
-
-
-def _locked(path: Path) -> int | None:
-    """A descriptor that holds the lock of a directory; None if another process does."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        return None
-    return fd
-
-
-def _remove(path: Path) -> None:
-    """Remove a tree, whatever permissions its directories were given."""
-    for directory, _, _ in os.walk(path):
-        for name in Path(directory).iterdir():
-            if name.is_dir() and not name.is_symlink():
-                name.chmod(0o700)
-    shutil.rmtree(path, ignore_errors=True)
 
 
 def _copy(source: Path, target: Path) -> None:

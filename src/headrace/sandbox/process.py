@@ -25,7 +25,16 @@ from headrace.errors import UsageError
 from headrace.sandbox.capture import Collector, stdin_file
 from headrace.sandbox.spec import Capture, ExecLimits, SandboxFailure, Usage
 
-__all__ = ["Command", "Ended", "in_thread", "kill_tree", "run_command", "start_command"]
+__all__ = [
+    "Command",
+    "Ended",
+    "Watch",
+    "Why",
+    "in_thread",
+    "kill_tree",
+    "run_command",
+    "start_command",
+]
 
 _KILL_S = 10.0
 _LIMITED = 'test -z "$1" || ulimit -t "$1"; test -z "$2" || ulimit -f "$2"; shift 2; exec "$@"'
@@ -60,7 +69,7 @@ class Ended:
     usage: Usage
 
 
-class _Watch:
+class Watch:
     """What ends a command first: itself, its time, or a flood."""
 
     def __init__(self, flood_bytes: int) -> None:
@@ -89,7 +98,7 @@ async def run_command(command: Command, *, stdin: bytes = b"", timeout_s: float)
     if not command.argv:
         raise UsageError("a command needs at least a program")
     began = time.monotonic()
-    watch = _Watch(command.limits.flood_bytes)
+    watch = Watch(command.limits.flood_bytes)
     child, streams = _launch(command, stdin, watch)
     if isinstance(child, Exception):
         code = 127 if isinstance(child, FileNotFoundError) else 126
@@ -138,14 +147,15 @@ def start_command(command: Command) -> None:
         os.close(null)
 
 
-def kill_tree(tag: str, *, session: int = -1) -> None:
-    """Kill every process started with the tag `tag` or in that session, with all descendants.
+def kill_tree(tag: str, *, session: int = -1, user: int = -1) -> None:
+    """Kill every process started with the tag `tag`, in that session, or of that user id, with
+    all descendants.
 
     Returns when none is left. Raises SandboxFailure if some are after 10 s (uninterruptible,
     or starting others faster than they can be killed).
     """
     deadline = time.monotonic() + _KILL_S
-    while found := _tree(tag.encode(), session):
+    while found := _tree(tag.encode(), session, user):
         for pid in found:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -194,7 +204,7 @@ def _start(command: Command, stdin: int, stdout: int, stderr: int, *, orphan: bo
 
 
 def _launch(
-    command: Command, stdin: bytes, watch: _Watch
+    command: Command, stdin: bytes, watch: Watch
 ) -> tuple[int | Exception, list[Collector]]:
     """The child's process id, or why there is none, and the readers of its two streams."""
     out_read, out_write = os.pipe2(os.O_CLOEXEC)
@@ -226,8 +236,8 @@ def _ended(why: Why, code: int, streams: list[Collector], usage: Usage) -> Ended
     )
 
 
-def _tree(tag: bytes, session: int) -> set[int]:
-    """The living processes of that session or tag, and their descendants, but not this one."""
+def _tree(tag: bytes, session: int, user: int) -> set[int]:
+    """The living processes of that tag, session or user, and all below them; never this one."""
     parents: dict[int, int] = {}
     found: set[int] = set()
     for entry in os.scandir("/proc"):
@@ -240,11 +250,18 @@ def _tree(tag: bytes, session: int) -> set[int]:
             continue
         parents[pid] = int(parent)
         tagged = b"\0" + tag + b"\0" in b"\0" + _read(f"/proc/{pid}/environ")
-        if tagged or int(its_session) == session:
+        if tagged or int(its_session) == session or _owner(pid) == user:
             found.add(pid)
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
     return found - {os.getpid()}
+
+
+def _owner(pid: int) -> int | None:
+    try:
+        return Path(f"/proc/{pid}").stat().st_uid
+    except (FileNotFoundError, ProcessLookupError):
+        return None
 
 
 def _read(path: str) -> bytes:
