@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import runpy
 import signal
@@ -297,12 +298,15 @@ def manager() -> Iterator[tuple[subprocess.Popen[str], int]]:
     process = subprocess.Popen(
         [sys.executable, "-c", MANAGER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
+    assert process.stdout is not None
+    inside = int(process.stdout.readline())
     try:
-        assert process.stdout is not None
-        yield process, int(process.stdout.readline())
+        yield process, inside
     finally:
         process.kill()
         process.communicate()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(inside, signal.SIGKILL)
 
 
 def alive(pid: int) -> bool:
