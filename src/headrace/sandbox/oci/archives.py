@@ -12,6 +12,7 @@ import io
 import json
 import os
 import stat
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,8 @@ from headrace.sandbox.oci import mounts
 __all__ = ["become", "copy_in", "copy_out", "read_file", "write_file"]
 
 _CHUNK = 1 << 20
+_LONGEST_ERROR = 500
+"""Characters, of up to six bytes each: an answer is read at once, of at most 4096 bytes."""
 
 
 class TooLarge(Exception):
@@ -29,7 +32,11 @@ class TooLarge(Exception):
 
 
 def become(namespace: int, joining: list[str], uid: int) -> None:
-    """Enter the tree, the groups and the user of a sandbox, for good."""
+    """Enter the tree, the groups and the user of a sandbox, for good.
+
+    From then on no module can be imported: the interpreter would look for it in that tree.
+    """
+    sys.meta_path.clear()
     groups = [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in joining]
     mounts.enter(namespace)
     for group in groups:
@@ -59,10 +66,13 @@ def in_child(work: Callable[[], None], answer: int) -> int:
             said = {"refused": "directories too deep"}
         except tarfile.TarError as error:
             said = {"refused": f"bad archive: {error}"}
+        except (ValueError, ArithmeticError) as error:
+            said = {"refused": f"what cannot be: {error}"}
         except OSError as error:
             kind = "full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "refused"
             said = {kind: f"{error.strerror}: {error.filename}"}
-        os.write(answer, json.dumps(said).encode()[:4096])
+        short = {kind: text[:_LONGEST_ERROR] for kind, text in said.items()}
+        os.write(answer, json.dumps(short).encode())
     finally:
         os._exit(0)
 
@@ -99,28 +109,44 @@ def read_file(path: str, out: int, limit: int) -> None:
 
 
 def copy_out(path: str, out: int, limit: int) -> None:
-    """Write a tar archive of `path` to the descriptor: files, directories, links."""
+    """Write a tar archive of `path` to the descriptor: files, directories, links.
+
+    Owners are left out: they are numbers of this sandbox alone, and to find their names the C
+    library would load code from the sandbox's tree. Times are whole seconds.
+    """
     bounded = cast(IO[bytes], _Bounded(out, limit))
     with tarfile.open(fileobj=bounded, mode="w|", format=tarfile.PAX_FORMAT) as tar:
-        os.lstat(path)
-        _add(tar, path, Path(path).name or ".")
+        _add(tar, path, Path(path).name or ".", {})
 
 
-def _add(tar: tarfile.TarFile, path: str, name: str) -> None:
-    info = tar.gettarinfo(path, name)
-    if info.isreg():
-        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-        with os.fdopen(file, "rb") as source:
-            if not stat.S_ISREG(os.fstat(source.fileno()).st_mode):
-                return
-            info.size = os.fstat(source.fileno()).st_size
+def _add(tar: tarfile.TarFile, path: str, name: str, seen: dict[tuple[int, int], str]) -> None:
+    about = os.lstat(path)
+    info = tarfile.TarInfo(name)
+    info.mode, info.mtime = stat.S_IMODE(about.st_mode), int(about.st_mtime)
+    if stat.S_ISDIR(about.st_mode):
+        info.type = tarfile.DIRTYPE
+        tar.addfile(info)
+        for entry in sorted(os.listdir(path)):  # noqa: PTH208
+            _add(tar, f"{path}/{entry}", f"{name}/{entry}", seen)
+    elif stat.S_ISLNK(about.st_mode):
+        info.type, info.linkname = tarfile.SYMTYPE, os.readlink(path)  # noqa: PTH115
+        tar.addfile(info)
+    elif stat.S_ISREG(about.st_mode):
+        first = seen.setdefault((about.st_dev, about.st_ino), name)
+        if about.st_nlink > 1 and first != name:
+            info.type, info.linkname = tarfile.LNKTYPE, first
+            tar.addfile(info)
+        else:
+            _add_file(tar, path, info)
+
+
+def _add_file(tar: tarfile.TarFile, path: str, info: tarfile.TarInfo) -> None:
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    with os.fdopen(file, "rb") as source:
+        about = os.fstat(file)
+        if stat.S_ISREG(about.st_mode):
+            info.size = about.st_size
             tar.addfile(info, cast(IO[bytes], _Padded(source, info.size)))
-    elif info.isdir():
-        tar.addfile(info)
-        for entry in sorted(Path(path).iterdir()):
-            _add(tar, str(entry), f"{name}/{entry.name}")
-    elif info.issym() or info.islnk():
-        tar.addfile(info)
 
 
 class _Padded(io.RawIOBase):
