@@ -89,7 +89,7 @@ class Trees:
         (upper / "home").mkdir()
         for user, number in users.items():
             home = upper / "home" / user
-            home.mkdir()
+            home.mkdir(mode=0o700)
             os.chown(home, number, number)
         work = upper / workdir.lstrip("/")
         work.mkdir(parents=True, exist_ok=True)
