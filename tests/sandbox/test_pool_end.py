@@ -153,6 +153,28 @@ def test_a_fork_that_fails_leaves_no_child(tmp_path: Path) -> None:
     asyncio.run(work())
 
 
+def test_who_wants_one_does_not_overtake_who_wants_two(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with opened(tmp_path, FakeBackend(), options=replace(QUICK, most=3)) as pool:
+            parent, *others = [await pool.take(SPEC) for _ in range(3)]
+            forking = asyncio.create_task(pool.fork(parent, 2))
+            await until_waiting(pool, 1)
+            taking = asyncio.create_task(pool.take(OTHER))
+            await until_waiting(pool, 2)
+            await pool.give_back(others[0], broken=True)
+            while pool.stats().backends["fake"].in_use + pool.stats().backends["fake"].closing > 2:
+                await asyncio.sleep(0)
+            assert pool.stats().waiting == 2
+            await pool.give_back(others[1], broken=True)
+            children = await forking
+            assert not taking.done()
+            for sandbox in children:
+                await pool.give_back(sandbox)
+            await pool.give_back(await taking)
+
+    asyncio.run(work())
+
+
 # --- the end ------------------------------------------------------------------------------
 
 
