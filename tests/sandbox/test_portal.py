@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from pathlib import Path
 
 import pytest
 
 from headrace.errors import UsageError
+from headrace.sandbox.leases import Leases
+from headrace.sandbox.pool import Pool
 from headrace.sandbox.portal import Portal
 from headrace.sandbox.spec import SandboxFailure
+from sandbox_support import QUICK, SPEC, FakeBackend, nothing_left
 
 
 def test_results_and_exceptions_pass_through() -> None:
@@ -116,3 +120,25 @@ def test_closing_says_so_when_something_does_not_let_itself_be_cancelled() -> No
     release.set()
     thread.join(5)
     portal.close(timeout_s=5)
+
+
+def test_a_pool_is_used_from_threads_through_a_portal(tmp_path: Path) -> None:
+    backend = FakeBackend()
+    with Leases(tmp_path / "leases.db") as leases, Portal() as portal:
+        pool = Pool([backend], leases, QUICK)
+        portal.call(pool.start(), timeout_s=5)
+        said: list[bytes] = []
+
+        def verify(name: str) -> None:
+            sandbox = portal.call(pool.take(SPEC), timeout_s=10)
+            said.append(portal.call(sandbox.exec(["touch", name]), timeout_s=5).stdout.data)
+            portal.call(pool.give_back(sandbox), timeout_s=5)
+
+        threads = [threading.Thread(target=verify, args=(str(name),)) for name in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        portal.call(pool.aclose(), timeout_s=5)
+        assert sorted(said) == [str(name).encode() for name in range(8)]
+        assert nothing_left(backend, leases)

@@ -90,7 +90,7 @@ class Pool:
         """Remove what dead owners left, and begin to lend. StorageError without leases."""
         await self._reap()
         self._open = True
-        self._tender = asyncio.create_task(self._tend_on())
+        self._tender = self._background.spawn(self._tend_on())
 
     # --- lending ---------------------------------------------------------------------------
 
@@ -416,9 +416,8 @@ class Pool:
 
     async def _tend_on(self) -> None:
         while True:
-            ends = (member.expires for member in self._roster.members.values() if member.raw)
-            soon = min(ends, default=float("inf")) - self._leases.clock()
-            await asyncio.sleep(max(0.01, min(self.options.beat_s, soon)))
+            ends = self._roster.next_end - self._leases.clock()
+            await asyncio.sleep(max(0.01, min(self.options.beat_s, ends)))
             try:
                 await self.tend()
             except StorageError as error:
@@ -460,7 +459,9 @@ class Pool:
                 backend.name: self._recorder.snapshot(backend.name, self._roster.states(backend))
                 for backend in self._starter.backends
             },
-            breakers={f"{name}/{image}": breaker.state for (name, image), breaker in breakers},
+            breakers={
+                f"{name}/{image}": breaker.state.value for (name, image), breaker in breakers
+            },
             waiting=self._roster.waiting,
             starting=self._roster.starting,
             infra_failed=self._infra_failed,

@@ -100,6 +100,13 @@ class Roster:
         """How many rooms are reserved for sandboxes that do not exist yet."""
         return self._counts[State.STARTING]
 
+    @property
+    def next_end(self) -> float:
+        """When the next of the living expires (epoch seconds); infinite if none lives."""
+        living = (State.WARM, State.LEASED)
+        ends = (each.expires for each in self.members.values() if each.state in living)
+        return min(ends, default=math.inf)
+
     def states(self, backend: Backend) -> list[str]:
         """What the members of that backend do now."""
         return [member.state for member in self.members.values() if member.backend is backend]
