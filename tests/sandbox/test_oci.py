@@ -27,7 +27,9 @@ from headrace.sandbox import (
     SandboxRefused,
     SandboxSpec,
 )
+from headrace.sandbox.leases import Leases
 from headrace.sandbox.oci.backend import OciBackend
+from headrace.sandbox.pool import Pool, PoolOptions
 
 pytestmark = pytest.mark.skipif(
     OciBackend().available() is not None, reason=f"oci: {OciBackend().available()}"
@@ -373,3 +375,28 @@ def test_an_allow_list_reaches_one_port_of_this_machine_and_nothing_else(state: 
 def test_limits_must_make_sense() -> None:
     with pytest.raises(UsageError, match="disk_mb"):
         BoxLimits(memory_mb=64, disk_mb=64)
+
+
+def test_a_pool_forks_into_warm_sandboxes_and_lends_them_again(state: Path) -> None:
+    async def use() -> None:
+        async with Pool([OciBackend()], Leases(), PoolOptions(warm=2)) as pool:
+            await pool.warm(SandboxSpec(), 3)
+            async with pool.acquire(SandboxSpec()) as parent:
+                await parent.put_file("tree", b"1")
+                began = pool.stats().backends["oci"].started
+                children = await parent.fork(2)
+                for number, child in enumerate(children):
+                    assert await child.get_file("tree") == b"1"
+                    await child.put_file("tree", str(number).encode())
+                assert [await child.get_file("tree") for child in children] == [b"0", b"1"]
+                assert await parent.get_file("tree") == b"1"
+                assert pool.stats().backends["oci"].started - began <= 2, "only refills started"
+                for child in children:
+                    await pool.give_back(child)
+            for _ in range(6):
+                async with pool.acquire(SandboxSpec()) as later:
+                    listing = await later.exec(["ls", "-A"])
+                    assert listing.stdout.data == b"", "nothing of an earlier use"
+
+    asyncio.run(use())
+    assert not traces(state, "")

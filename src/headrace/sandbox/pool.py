@@ -131,6 +131,7 @@ class Pool:
             return
         if broken:
             member.broken = member.broken or "it was given back as broken"
+        member.renewing = not member.broken
         self._end_loan(member, "it was given back")
         self._background.spawn(self._settle(member))
 
@@ -164,6 +165,9 @@ class Pool:
             raise SandboxGone("it is not lent any more", where=sandbox.id)
         if not 1 <= count < self.options.most:
             raise UsageError(f"{count} forks in a pool of {self.options.most}", where=sandbox.id)
+        backend = parent.backend
+        if backend is not None and backend.capabilities().fork == "native":
+            return await self._fork_into_warm(sandbox, backend, count, timeout_s)
         ticket = self._roster.ticket(parent.spec, count=count, fresh=True)
         async with self._waiting(ticket, timeout_s):
             children = await self._granted(ticket)
@@ -176,6 +180,26 @@ class Pool:
                 self._drop(children)
                 raise
         return self._lend_all(children)
+
+    async def _fork_into_warm(
+        self, parent: Sandbox, backend: Backend, count: int, timeout_s: float | None
+    ) -> list[Sandbox]:
+        """Where a tree can be put into any sandbox of its kind, warm ones become the forks."""
+        ref = await parent.snapshot()
+        children: list[Sandbox] = []
+        try:
+            for _ in range(count):
+                child = await self.take(parent.spec, timeout_s=timeout_s)
+                children.append(child)
+                member = self._borrowed(child)
+                if member is None or member.backend is not backend:
+                    raise SandboxFailure(f"only {backend.name} has the tree", where=parent.id)
+            await asyncio.gather(*(child.restore(ref) for child in children))
+        except BaseException:
+            for child in children:
+                await self.give_back(child, broken=True)
+            raise
+        return children
 
     # --- what a handle tells ---------------------------------------------------------------
 
@@ -354,6 +378,7 @@ class Pool:
         try:
             renewed = self._open and await self._starter.renewed(member) and self._open
         finally:
+            member.renewing = False
             if renewed:
                 self._roster.shelve(member, self._leases.clock())
             else:

@@ -28,7 +28,8 @@ class Member:
     """One sandbox of the pool, from the reservation of its room until it is gone.
 
     `raw` is the backend's, `handle` the borrower's. `used` counts the borrowers, `broken` says
-    why there must not be another one, `once` that it was a fork. Times are epoch seconds.
+    why there must not be another one, `once` that it was a fork, `renewing` that it is being
+    made new and will soon idle. Times are epoch seconds.
     """
 
     spec: SandboxSpec
@@ -43,6 +44,7 @@ class Member:
     used: int = 0
     broken: str = ""
     once: bool = False
+    renewing: bool = False
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -192,8 +194,11 @@ class Roster:
         room = min(self._most - len(self.members), self._may_start - self.starting)
         if room <= 0 or self._queue:
             return []
-        starting = (each for each in self.members.values() if each.state is State.STARTING)
-        coming = Counter(member.spec for member in starting)
+        coming = Counter(
+            member.spec
+            for member in self.members.values()
+            if member.state is State.STARTING or member.renewing
+        )
         lacking: list[SandboxSpec] = []
         for spec in {**self.targets, **self.used}:
             there = len(self.idle.get(spec, ())) + coming[spec]
