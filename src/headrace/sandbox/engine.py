@@ -238,7 +238,7 @@ class EngineBackend:
         if lacks:
             raise SandboxRefused(
                 f"the backend {self.name} does not give {', '.join(lacks)}",
-                hint=f"headrace sandbox doctor --backend {self.name}",
+                hint="headrace sandbox doctor",
             )
 
     def _image(self, name: str) -> _Image:

@@ -55,6 +55,7 @@ __all__ = ["EngineSandbox", "Home", "Started"]
 _FIRST_UID = 20000
 _UIDS = 13000
 _GRACE_S = 10.0
+_AGAIN_S = 0.2
 _FILES_S = 600.0
 _MEGA = 2**20
 _KILLED = 9
@@ -291,9 +292,12 @@ class EngineSandbox:
         )
         try:
             done, _ = await asyncio.wait({work}, timeout=timeout_s)
-            started = bool(done) or await self._kill(before.processes, token) > 0
+            late, started = not done, bool(done)
+            while not work.done():
+                started = await self._kill(before.processes, token) > 0 or started
+                await asyncio.wait({work}, timeout=_AGAIN_S)
             ended = await work
-            if not done or ended.why != "ended":
+            if late or ended.why != "ended":
                 started = await self._kill(before.processes, token) > 0 or started
         except asyncio.CancelledError:
             work.cancel()
@@ -306,7 +310,7 @@ class EngineSandbox:
                 where=self._id,
                 hint=ended.stderr.text[-500:],
             )
-        return ended, ended.why == "timeout" or (not done and started)
+        return ended, ended.why == "timeout" or (late and started)
 
     async def _kill(self, keep: Collection[Process], token: str = "") -> int:
         started = self._started

@@ -197,6 +197,9 @@ class BoxView:
         """Kill what is inside, but for `keep`, what those have started since, and processes
         whose environment has one of the `spared` entries. Returns how many there were.
 
+        While there are any such entries, processes of root are spared as well: only the engine
+        has such, on their way to become a command.
+
         The first process adopts orphans, so its children count as nobody's. Processes that
         start others faster than they are killed are forbidden to start any. SandboxFailure if
         some do not die.
@@ -230,7 +233,15 @@ class BoxView:
         while more := {one for one, up in found.items() if up in parents and one not in kept}:
             kept |= more
             parents |= {one.pid for one in more}
-        return {one for one in found if one not in kept and not _has_entry(one.pid, spared)}
+        victims = {one for one in found if one not in kept}
+        if not spared:
+            return victims
+        root = self._host_id("uid", 0)
+        return {
+            one
+            for one in victims
+            if not _has_entry(one.pid, spared) and _user(one.pid) not in (root, None)
+        }
 
     # --- files of the control groups ---------------------------------------------------------
 
@@ -298,6 +309,12 @@ def _text(path: Path) -> str:
         if error.errno == errno.ENODEV:
             return ""
         raise
+
+
+def _user(pid: int) -> int | None:
+    """The real user of a process; None if it ended."""
+    words = (_value(_text(Path(f"/proc/{pid}/status")), "Uid:") or "").split()
+    return int(words[0]) if words else None
 
 
 def _groups_of(pid: int, container: str) -> dict[str, Path]:
