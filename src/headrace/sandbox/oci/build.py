@@ -5,7 +5,6 @@ May be known by this backend only.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import platform
 import shutil
@@ -30,7 +29,6 @@ def compiler() -> str | None:
     return next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
 
 
-@functools.cache
 def container_root() -> Path:
     """The read-only root of every container: the supervisor and mount points."""
     source = _SOURCE.read_bytes()
