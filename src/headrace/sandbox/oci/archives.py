@@ -20,7 +20,7 @@ from typing import IO, cast
 
 from headrace.sandbox.oci import mounts
 
-__all__ = ["become", "copy_in", "copy_out", "read_file", "write_file"]
+__all__ = ["become", "copy_in", "copy_out", "in_child"]
 
 _CHUNK = 1 << 20
 _LONGEST_ERROR = 500
@@ -31,17 +31,14 @@ class TooLarge(Exception):
     """More than the caller's limit."""
 
 
-def become(namespace: int, joining: list[str], uid: int) -> None:
-    """Enter the tree, the groups and the user of a sandbox, for good.
+def become(namespace: int, group: Path, uid: int) -> None:
+    """Enter the tree, the memory group and the user of a sandbox, for good.
 
     From then on no module can be imported: the interpreter would look for it in that tree.
     """
     sys.meta_path.clear()
-    groups = [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in joining]
+    group.write_text("0")
     mounts.enter(namespace)
-    for group in groups:
-        os.write(group, b"0")
-        os.close(group)
     os.chroot("/box")
     os.chdir("/")
     os.setgroups([])
@@ -82,30 +79,6 @@ def copy_in(archive: int, to: str) -> None:
     Path(to).mkdir(parents=True, exist_ok=True)
     with os.fdopen(archive, "rb") as file, tarfile.open(fileobj=file, mode="r|") as tar:
         tar.extractall(to, filter="data")
-
-
-def write_file(source: int, path: str) -> None:
-    """Write one file from the descriptor; a link in its place is replaced, not followed."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    draft = target.with_name(f".{target.name[:200]}.{os.getpid()}")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    out = os.open(draft, flags, 0o644)
-    while piece := os.read(source, _CHUNK):
-        while piece:
-            piece = piece[os.write(out, piece) :]
-    os.close(out)
-    draft.replace(target)
-
-
-def read_file(path: str, out: int, limit: int) -> None:
-    """Copy one regular file to the descriptor."""
-    source = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(source).st_mode):
-        raise OSError(errno.EINVAL, "no regular file", path)
-    bounded = _Bounded(out, limit)
-    while piece := os.read(source, _CHUNK):
-        bounded.write(piece)
 
 
 def copy_out(path: str, out: int, limit: int) -> None:

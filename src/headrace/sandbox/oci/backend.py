@@ -24,9 +24,10 @@ from typing import Any
 from headrace.errors import UsageError
 from headrace.sandbox import images
 from headrace.sandbox.oci import build, bundle, cgroups
-from headrace.sandbox.oci.box import PROXY_PORT, Box, OciSandbox
+from headrace.sandbox.oci.box import PROXY_PORT, Box
 from headrace.sandbox.oci.client import Keeper, homes
 from headrace.sandbox.oci.control import Control
+from headrace.sandbox.oci.handle import OciSandbox
 from headrace.sandbox.oci.keeper import CGROUP
 from headrace.sandbox.oci.layers import Layers
 from headrace.sandbox.proxy import EgressProxy
@@ -140,7 +141,7 @@ class OciBackend:
             box.proxy = EgressProxy(box.spec.network.allow)
             listening = await box.control.listen(PROXY_PORT)
             box.proxying = asyncio.ensure_future(box.proxy.serve(listening))
-        await box.start_init()
+        await box.begin()
         return OciSandbox(box)
 
     async def _or_close(self, box: Box, work: Coroutine[Any, Any, Sandbox]) -> Sandbox:
@@ -194,7 +195,7 @@ class OciBackend:
             box.snapshots.clear()
             await box.fresh()
             box.groups.reset_peak()
-            await box.start_init()
+            await box.begin()
         return OciSandbox(box)
 
     async def dispose(self, box: Box) -> None:

@@ -49,10 +49,10 @@ class Groups:
         """The group in whose hierarchy commands get groups of their own."""
         return self.by_controller["freezer" if not self.v2 else "memory"]
 
-    def joining(self) -> list[Path]:
-        """Where a process outside must enrol to count as one of the sandbox."""
-        paths = {self.by_controller[name] for name in _NEEDED}
-        return [path / "cgroup.procs" for path in sorted(paths)]
+    @property
+    def joining(self) -> Path:
+        """Where a process from outside enrols, so that files it writes count as memory here."""
+        return self.by_controller["memory"] / "cgroup.procs"
 
     def enforced(self, limits: BoxLimits, *, spare: int) -> list[str]:
         """The limits that are not in force, in words; reads them back from the kernel."""

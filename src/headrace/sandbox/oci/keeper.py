@@ -296,16 +296,13 @@ class _Keeper:
         path, limit = str(message["path"]), int(message.get("limit", 0))
         moves: dict[str, Callable[[], None]] = {
             "copy_in": lambda: archives.copy_in(fds[0], path),
-            "write_file": lambda: archives.write_file(fds[0], path),
-            "read_file": lambda: archives.read_file(path, fds[0], limit),
             "copy_out": lambda: archives.copy_out(path, fds[0], limit),
         }
         move = moves[message["move"]]
-        joining = [str(path) for path in container.groups.joining()]
         reader, writer = os.pipe2(os.O_CLOEXEC)
 
         def work() -> None:
-            archives.become(container.namespace, joining, int(message["uid"]))
+            archives.become(container.namespace, container.groups.joining, int(message["uid"]))
             move()
 
         child = archives.in_child(work, writer)

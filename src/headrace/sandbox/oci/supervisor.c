@@ -15,6 +15,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ipc.h>
@@ -30,12 +31,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { CONTROL = 3, MAX_RUNNING = 512, MAX_FDS = 8, MAX_MESSAGE = 1 << 18 };
-enum op { EXEC = 1, RESET = 2, PING = 3, LISTEN = 4 };
+enum { CONTROL = 3, MAX_RUNNING = 512, MAX_FDS = 8, MAX_MESSAGE = 1 << 18, FILE_STAGE = 20 };
+enum op { EXEC = 1, RESET = 2, PING = 3, LISTEN = 4, PREPARE = 5 };
+enum mode { COMMAND = 0, WRITE_FILE = 1, READ_FILE = 2 };
 enum kind { ENDED = 1, FAILED = 2, DONE = 3, SOCKET = 4 };
 
 struct request {
-  uint32_t op, tag, uid, gid, cpu_s, file_mb, open_files, argc, envc;
+  uint32_t op, tag, uid, gid, cpu_s, file_mb, open_files, argc, envc, mode, prepared;
   /* then: cwd, argv[argc], env[envc], each with its NUL */
 };
 
@@ -54,24 +56,61 @@ struct running {
 static struct running table[MAX_RUNNING];
 static char message[MAX_MESSAGE];
 
-static void answer(const struct reply *reply, int fd) {
-  struct iovec piece = {(void *)reply, sizeof *reply};
+/* A child that waits for its command in a control group already: to join one can take the
+ * kernel ten milliseconds, which nobody should wait for. */
+static struct {
+  pid_t pid;
+  int socket;
+} spare = {0, -1};
+
+static int send_with(int to, const void *data, size_t length, const int *fds, int count) {
+  struct iovec piece = {(void *)data, length};
   union {
     struct cmsghdr header;
-    char space[CMSG_SPACE(sizeof(int))];
+    char space[CMSG_SPACE(MAX_FDS * sizeof(int))];
   } control = {0};
   struct msghdr out = {.msg_iov = &piece, .msg_iovlen = 1};
-  if (fd >= 0) {
+  size_t bytes = (size_t)count * sizeof(int);
+  if (count) {
     out.msg_control = control.space;
-    out.msg_controllen = sizeof control.space;
+    out.msg_controllen = CMSG_SPACE(bytes);
     struct cmsghdr *header = CMSG_FIRSTHDR(&out);
     header->cmsg_level = SOL_SOCKET;
     header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof(int));
-    memcpy(CMSG_DATA(header), &fd, sizeof(int));
+    header->cmsg_len = CMSG_LEN(bytes);
+    memcpy(CMSG_DATA(header), fds, bytes);
   }
-  while (sendmsg(CONTROL, &out, MSG_NOSIGNAL) < 0)
-    if (errno != EINTR) _exit(1);
+  ssize_t sent;
+  while ((sent = sendmsg(to, &out, MSG_NOSIGNAL)) < 0 && errno == EINTR) {
+  }
+  return sent < 0 ? -1 : 0;
+}
+
+/* A message into `message`; its length, 0 at the end, -1 for none yet. */
+static ssize_t receive_with(int from, int *fds, int *count) {
+  union {
+    struct cmsghdr header;
+    char space[CMSG_SPACE(MAX_FDS * sizeof(int))];
+  } control;
+  struct iovec piece = {message, sizeof message};
+  struct msghdr in = {.msg_iov = &piece, .msg_iovlen = 1, .msg_control = control.space,
+                      .msg_controllen = sizeof control.space};
+  ssize_t length = recvmsg(from, &in, MSG_CMSG_CLOEXEC);
+  *count = 0;
+  if (length < 0) return errno == EINTR || errno == EAGAIN ? -1 : 0;
+  for (struct cmsghdr *h = CMSG_FIRSTHDR(&in); h; h = CMSG_NXTHDR(&in, h))
+    if (h->cmsg_level == SOL_SOCKET && h->cmsg_type == SCM_RIGHTS) {
+      *count = (int)((h->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+      memcpy(fds, CMSG_DATA(h), (size_t)*count * sizeof(int));
+    }
+  if (length && ((size_t)length < sizeof(struct request) ||
+                 in.msg_flags & (MSG_TRUNC | MSG_CTRUNC)))
+    _exit(2);
+  return length;
+}
+
+static void answer(const struct reply *reply, int fd) {
+  if (send_with(CONTROL, reply, sizeof *reply, &fd, fd >= 0)) _exit(1);
 }
 
 static void fail(const struct request *request, int error, int stage) {
@@ -92,31 +131,113 @@ static void give_up(int failure, int stage) {
   _exit(written == sizeof why ? 127 : 126);
 }
 
-static void become_the_command(const struct request *request, const char *cwd, char **argv,
-                               char **env, const int *fds, int count, int failure) {
-  for (int i = 3; i < count; i++)
-    if (write(fds[i], "0", 1) != 1) give_up(failure, 1);
+/* The strings after the request; 0 if they are as it says. */
+static int parse(size_t length, char **cwd, char ***argv, char ***env) {
+  const struct request *request = (const struct request *)message;
+  char *at = message + sizeof *request, *end = message + length;
+  size_t strings = 1 + (size_t)request->argc + request->envc;
+  errno = EINVAL;
+  if (!request->argc || strings > length || end[-1] != '\0') return -1;
+  char **all = calloc(strings + 2, sizeof *all), **into = all;
+  if (!all) return -1;
+  for (size_t i = 0; i < strings; i++) {
+    if (at >= end) return -1;
+    *into++ = at;
+    if (i == request->argc) into++; /* the NULL that ends argv */
+    at += strlen(at) + 1;
+  }
+  *cwd = all[0];
+  *argv = all + 1;
+  *env = all + request->argc + 2;
+  return 0;
+}
+
+static void join(const int *groups, int count, int failure) {
+  for (int i = 0; i < count; i++)
+    if (write(groups[i], "0", 1) != 1) give_up(failure, 1);
   int score = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
   if (score < 0 || write(score, "900", 3) != 3) give_up(failure, 2);
+  close(score);
+}
+
+static void make_directories(char *path, int failure) {
+  for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+    *slash = '\0';
+    if (mkdir(path, 0755) && errno != EEXIST) give_up(failure, FILE_STAGE);
+    *slash = '/';
+  }
+}
+
+static void copy(int from, int to, uint64_t most, int failure) {
+  static char chunk[1 << 16];
+  ssize_t got;
+  while ((got = read(from, chunk, sizeof chunk)) > 0) {
+    if (most < (uint64_t)got) {
+      errno = EFBIG;
+      give_up(failure, FILE_STAGE);
+    }
+    most -= (uint64_t)got;
+    for (ssize_t done = 0, put; done < got; done += put)
+      if ((put = write(to, chunk + done, (size_t)(got - done))) < 0)
+        give_up(failure, FILE_STAGE);
+  }
+  if (got < 0) give_up(failure, FILE_STAGE);
+}
+
+/* A link in the file's place is replaced, not followed. */
+static void write_file(char *path, int failure) {
+  char draft[4096];
+  make_directories(path, failure);
+  if (snprintf(draft, sizeof draft, "%s.%d~", path, (int)getpid()) >= (int)sizeof draft) {
+    errno = ENAMETOOLONG;
+    give_up(failure, FILE_STAGE);
+  }
+  int out = open(draft, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+  if (out < 0) give_up(failure, FILE_STAGE);
+  copy(0, out, UINT64_MAX, failure);
+  if (close(out) || rename(draft, path)) give_up(failure, FILE_STAGE);
+  _exit(0);
+}
+
+static void read_file(const char *path, uint64_t most, int failure) {
+  struct stat about;
+  int in = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  if (in < 0 || fstat(in, &about)) give_up(failure, FILE_STAGE);
+  if (!S_ISREG(about.st_mode)) {
+    errno = EINVAL;
+    give_up(failure, FILE_STAGE);
+  }
+  copy(in, 1, most, failure);
+  _exit(0);
+}
+
+/* In the child: `message` holds the request. */
+static void become_the_command(size_t length, const int *fds, int failure) {
+  const struct request *request = (const struct request *)message;
   if (dup2(fds[0], 0) < 0 || dup2(fds[1], 1) < 0 || dup2(fds[2], 2) < 0) give_up(failure, 3);
-  if (dup3(failure, CONTROL, O_CLOEXEC) < 0) _exit(126);
+  if (failure != CONTROL && dup3(failure, CONTROL, O_CLOEXEC) < 0) _exit(126);
   failure = CONTROL;
   if (syscall(SYS_close_range, 4u, ~0u, 0u)) give_up(failure, 4);
+  char **argv, **env, *cwd;
+  if (parse(length, &cwd, &argv, &env)) give_up(failure, 0);
   if (setsid() < 0) give_up(failure, 5);
   if (chroot("/box") || chdir("/")) give_up(failure, 6);
   if (bound(RLIMIT_CORE, 0) || bound(RLIMIT_NOFILE, request->open_files)) give_up(failure, 7);
   if (request->cpu_s && bound(RLIMIT_CPU, request->cpu_s)) give_up(failure, 7);
-  if (request->file_mb && bound(RLIMIT_FSIZE, (uint64_t)request->file_mb << 20))
+  uint64_t file_bytes = (uint64_t)request->file_mb << 20;
+  if (request->mode == COMMAND && file_bytes && bound(RLIMIT_FSIZE, file_bytes))
     give_up(failure, 7);
   if (setgroups(0, NULL) || setresgid(request->gid, request->gid, request->gid) ||
       setresuid(request->uid, request->uid, request->uid))
     give_up(failure, 8);
   if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) give_up(failure, 9);
-  if (chdir(cwd)) give_up(failure, 10);
   umask(022);
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, NULL);
+  if (request->mode == WRITE_FILE) write_file(argv[0], failure);
+  if (request->mode == READ_FILE) read_file(argv[0], file_bytes, failure);
+  if (chdir(cwd)) give_up(failure, 10);
   environ = env;
   execvp(argv[0], argv);
   give_up(failure, 11);
@@ -128,37 +249,50 @@ static struct running *free_slot(void) {
   return NULL;
 }
 
-static void start(const struct request *request, size_t length, const int *fds, int count) {
-  const char *at = (const char *)(request + 1), *end = message + length;
-  size_t strings = 1 + (size_t)request->argc + request->envc;
-  if (count < 3 || !request->argc || !request->uid || strings > length ||
-      end[-1] != '\0')
-    return fail(request, EINVAL, 0);
-  char **all = calloc(strings + 2, sizeof *all);
-  if (!all) return fail(request, ENOMEM, 0);
-  char **into = all;
-  for (size_t i = 0; i < strings; i++) {
-    if (at >= end) {
-      free(all);
-      return fail(request, EINVAL, 0);
-    }
-    *into++ = (char *)at;
-    if (i == request->argc) into++; /* the NULL that ends argv */
-    at += strlen(at) + 1;
+static void prepare(const int *groups, int count) {
+  int ends[2];
+  if (spare.pid) return;
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends)) return;
+  pid_t pid = fork();
+  if (pid == 0) {
+    int fds[MAX_FDS], number;
+    close(CONTROL);
+    close(ends[0]);
+    join(groups, count, -1);
+    ssize_t length = receive_with(ends[1], fds, &number);
+    if (length <= 0 || number != 4) _exit(0);
+    become_the_command((size_t)length, fds, fds[3]);
   }
+  close(ends[1]);
+  if (pid > 0) {
+    spare.pid = pid;
+    spare.socket = ends[0];
+  } else {
+    close(ends[0]);
+  }
+}
+
+static void start(const struct request *request, size_t length, const int *fds, int count) {
   struct running *slot = free_slot();
   int failure[2];
-  if (!slot || pipe2(failure, O_CLOEXEC | O_NONBLOCK)) {
-    free(all);
+  if (count < 3 || !request->uid) return fail(request, EINVAL, 0);
+  if (!slot || pipe2(failure, O_CLOEXEC | O_NONBLOCK))
     return fail(request, slot ? errno : EAGAIN, 0);
+  pid_t pid = 0;
+  if (request->prepared && spare.pid) {
+    int passed[4] = {fds[0], fds[1], fds[2], failure[1]};
+    if (!send_with(spare.socket, message, length, passed, 4)) {
+      pid = spare.pid;
+      spare.pid = 0;
+      close(spare.socket);
+    }
   }
-  pid_t pid = fork();
-  if (pid == 0)
-    become_the_command(request, all[0], all + 1, all + request->argc + 2, fds, count,
-                       failure[1]);
+  if (!pid && !(pid = fork())) {
+    join(fds + 3, count - 3, failure[1]);
+    become_the_command(length, fds, failure[1]);
+  }
   int error = errno;
   close(failure[1]);
-  free(all);
   if (pid < 0) {
     close(failure[0]);
     return fail(request, error, 12);
@@ -173,6 +307,11 @@ static uint64_t microseconds(struct timeval time) {
 }
 
 static void note_end(pid_t pid, int status, const struct rusage *usage) {
+  if (pid == spare.pid) {
+    spare.pid = 0;
+    close(spare.socket);
+    return;
+  }
   for (int i = 0; i < MAX_RUNNING; i++) {
     if (table[i].pid != pid) continue;
     int32_t why[2];
@@ -241,30 +380,18 @@ static void listen_inside(const struct request *request) {
 }
 
 static void serve_one(void) {
-  union {
-    struct cmsghdr header;
-    char space[CMSG_SPACE(MAX_FDS * sizeof(int))];
-  } control;
-  struct iovec piece = {message, sizeof message};
-  struct msghdr in = {.msg_iov = &piece, .msg_iovlen = 1, .msg_control = control.space,
-                      .msg_controllen = sizeof control.space};
-  ssize_t length = recvmsg(CONTROL, &in, MSG_CMSG_CLOEXEC);
-  if (length < 0 && (errno == EINTR || errno == EAGAIN)) return;
-  if (length <= 0) _exit(0);
-  int fds[MAX_FDS], count = 0;
-  for (struct cmsghdr *h = CMSG_FIRSTHDR(&in); h; h = CMSG_NXTHDR(&in, h))
-    if (h->cmsg_level == SOL_SOCKET && h->cmsg_type == SCM_RIGHTS) {
-      count = (int)((h->cmsg_len - CMSG_LEN(0)) / sizeof(int));
-      memcpy(fds, CMSG_DATA(h), (size_t)count * sizeof(int));
-    }
+  int fds[MAX_FDS], count;
+  ssize_t length = receive_with(CONTROL, fds, &count);
+  if (length < 0) return;
+  if (!length) _exit(0);
   const struct request *request = (const struct request *)message;
-  if ((size_t)length < sizeof *request || in.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) _exit(2);
   struct reply done = {.kind = DONE, .tag = request->tag};
   switch (request->op) {
     case EXEC: start(request, (size_t)length, fds, count); break;
     case RESET: reset(request); break;
     case PING: answer(&done, -1); break;
     case LISTEN: listen_inside(request); break;
+    case PREPARE: prepare(fds, count); break;
     default: _exit(2);
   }
   for (int i = 0; i < count; i++) close(fds[i]);

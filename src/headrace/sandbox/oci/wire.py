@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from headrace.errors import UsageError
 
-__all__ = ["LONGEST", "REPLY_BYTES", "Kind", "Op", "Reply", "command", "request"]
+__all__ = ["LONGEST", "REPLY_BYTES", "Kind", "Mode", "Op", "Reply", "command", "request"]
 
 LONGEST = 160 * 1024
 """Most bytes of a command with its arguments and environment."""
 
-_REQUEST = struct.Struct("<9I")
+_REQUEST = struct.Struct("<11I")
 _REPLY = struct.Struct("<IIiiQQ")
 REPLY_BYTES = _REPLY.size
 
@@ -26,6 +26,15 @@ class Op(enum.IntEnum):
     RESET = 2
     PING = 3
     LISTEN = 4
+    PREPARE = 5
+
+
+class Mode(enum.IntEnum):
+    """What EXEC does as the user: run a program, or move one file to or from its streams."""
+
+    COMMAND = 0
+    WRITE_FILE = 1
+    READ_FILE = 2
 
 
 class Kind(enum.IntEnum):
@@ -59,8 +68,8 @@ class Reply:
 
 
 def request(op: Op, tag: int, *, port: int = 0) -> bytes:
-    """RESET, PING, or LISTEN on a port of the sandbox's loopback."""
-    return _REQUEST.pack(op, tag, 0, 0, 0, 0, 0, port, 0)
+    """All but EXEC; LISTEN on a port of the sandbox's loopback."""
+    return _REQUEST.pack(op, tag, 0, 0, 0, 0, 0, port, 0, 0, 0)
 
 
 def command(
@@ -73,8 +82,11 @@ def command(
     cpu_s: int,
     file_mb: int,
     open_files: int,
+    mode: Mode = Mode.COMMAND,
+    prepared: bool = False,
 ) -> bytes:
-    """EXEC. Raises UsageError for what no program could be given."""
+    """EXEC; `prepared` where the waiting child may take it. Raises UsageError for what no
+    program could be given."""
     if not argv:
         raise UsageError("an empty command", hint="argv needs the program's name")
     strings = [cwd, *argv, *(f"{name}={value}" for name, value in env.items())]
@@ -87,5 +99,5 @@ def command(
             where=repr(argv[0][:80]),
             hint="put long input into a file or on stdin",
         )
-    head = _REQUEST.pack(Op.EXEC, tag, uid, uid, cpu_s, file_mb, open_files, len(argv), len(env))
-    return head + data
+    counts = (len(argv), len(env), mode, prepared)
+    return _REQUEST.pack(Op.EXEC, tag, uid, uid, cpu_s, file_mb, open_files, *counts) + data
