@@ -12,6 +12,7 @@ May be known by the command line, and by tests of any backend; knows no backend.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Collection
@@ -35,6 +36,7 @@ PROMISES: tuple[Promise, ...] = (
 )
 """All of them, in the order in which they are checked."""
 
+_AT_ONCE = 4
 _ROUNDS = 3
 _EXECS = 5
 
@@ -104,11 +106,12 @@ async def check(
     image: str | None = None,
     only: Collection[str] | None = None,
     told: Callable[[int, int], None] = lambda done, total: None,
+    at_once: int = _AT_ONCE,
 ) -> Report:
-    """Hold a backend to its word, one promise after the other, in sandboxes of `image`.
+    """Hold a backend to its word, `at_once` promises at a time, in sandboxes of `image`.
 
     Without `image`, "host" where the backend knows it. `only` restricts the promises by name.
-    `told` hears before each how many are done, and of how many.
+    `told` hears before each how many were begun, and of how many.
     Takes some seconds to some minutes. Everything it made is closed again; the backend is not.
     Raises SandboxRefused if the backend does not work here, UsageError for an unknown promise
     or without an image.
@@ -126,9 +129,7 @@ async def check(
     chosen = _chosen(only)
     findings = [await _judge(_WORKS, Lab(backend, image))]
     if findings[0].judgement == "passed":
-        for done, promise in enumerate(chosen):
-            told(done, len(chosen))
-            findings.append(await _judge(promise, Lab(backend, image)))
+        findings += await _judged(chosen, backend, image, at_once=at_once, told=told)
     costs = await _measured(backend, image) if findings[0].judgement == "passed" else None
     return Report(
         backend=backend.name,
@@ -137,6 +138,25 @@ async def check(
         findings=tuple(findings),
         costs=costs,
     )
+
+
+async def _judged(
+    promises: list[Promise],
+    backend: Backend,
+    image: str,
+    *,
+    at_once: int,
+    told: Callable[[int, int], None],
+) -> list[Finding]:
+    room = asyncio.Semaphore(at_once)
+    begun = itertools.count()
+
+    async def judge(promise: Promise) -> Finding:
+        async with room:
+            told(next(begun), len(promises))
+            return await _judge(promise, Lab(backend, image))
+
+    return await asyncio.gather(*(judge(promise) for promise in promises))
 
 
 def _chosen(only: Collection[str] | None) -> list[Promise]:
