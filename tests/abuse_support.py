@@ -81,15 +81,23 @@ class Cell:
     def close(self) -> None:
         self.rig.run(self.box.close())
 
-    def processes(self) -> list[int]:
-        """Numbers, on this machine, of what runs inside; the supervisor is one of them."""
+    def members(self) -> list[int]:
+        """Numbers, on this machine, of what runs inside."""
         groups = [HIERARCHIES / name / "headrace" / self.box.id for name in ("pids", ".")]
         path = next(group for group in groups if group.is_dir()) / "cgroup.procs"
         return [int(line) for line in path.read_text().split()]
 
+    def processes(self) -> list[int]:
+        """Those of them that are a candidate's: the supervisor and its helpers are root's."""
+        return [pid for pid in self.members() if _owner(pid) > 0]
+
+    def supervisor(self) -> int:
+        """The number of the first process inside."""
+        return next(pid for pid in self.members() if _number_inside(pid) == 1)
+
     def alone(self) -> bool:
-        """Whether, within two seconds, only the supervisor is left."""
-        return eventually(lambda: len(self.processes()) == 1, seconds=2.0)
+        """Whether, within two seconds, nothing of a candidate is left."""
+        return eventually(lambda: not self.processes(), seconds=2.0)
 
     def assert_well(self) -> None:
         """It answers, and can run and write."""
@@ -139,6 +147,24 @@ def rig_with_nothing_left(runtime: str | None) -> Generator[Rig]:
             assert len(os.listdir("/proc/self/fd")) <= descriptors  # noqa: PTH208
     finally:
         shutil.rmtree(home)
+
+
+def _owner(pid: int) -> int:
+    """The user of a process; 0 for one that has just ended."""
+    return int(_status(pid, "Uid", "0").split()[0])
+
+
+def _number_inside(pid: int) -> int:
+    return int(_status(pid, "NSpid", "0").split()[-1])
+
+
+def _status(pid: int, name: str, gone: str) -> str:
+    """A line of what the kernel says of a process; `gone` for one that has just ended."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return gone
+    return next(line.partition(":")[2] for line in lines if line.startswith(f"{name}:"))
 
 
 def traces(home: Path, mark: str) -> list[str]:
