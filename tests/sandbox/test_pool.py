@@ -115,12 +115,12 @@ def test_one_that_is_not_known_to_be_good_is_never_lent_again(tmp_path: Path, ho
     asyncio.run(work())
 
 
-def test_one_that_fails_its_health_check_is_closed_instead_of_recycled(tmp_path: Path) -> None:
+def test_one_that_does_not_answer_is_closed_instead_of_recycled(tmp_path: Path) -> None:
     async def work() -> None:
         backend = FakeBackend()
         async with opened(tmp_path, backend) as pool:
             async with pool.acquire(SPEC) as sandbox:
-                backend.fail("health", SandboxGone("no answer"))
+                backend.fail("recycle", SandboxGone("no answer"))
             await settled(pool)
             assert sandbox.id not in backend.exists
             assert pool.stats().backends["fake"].crashed == 1

@@ -416,7 +416,7 @@ class Backend(Protocol):
 
     async def recycle(self, sandbox: Sandbox, *, epoch: int) -> Sandbox | None:
         """The sandbox as new under a new epoch, all traces of its use gone; the old handle is
-        stale. None if it must be closed instead."""
+        stale. None if it must be closed instead; SandboxFailure if it does not answer."""
         ...
 
     def reap(self, ids: Sequence[str]) -> list[str]:

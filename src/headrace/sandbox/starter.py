@@ -161,7 +161,6 @@ class Starter:
             return False
         try:
             async with within(self._options.close_s, f"making a sandbox new by {backend.name}"):
-                await raw.health()
                 fresh = await backend.recycle(raw, epoch=raw.epoch + 1)
         except SandboxFailure as error:
             self.crashed(member, str(error))

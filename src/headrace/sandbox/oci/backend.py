@@ -66,7 +66,7 @@ class OciBackend:
         self._runtime = next((path for name in names if (path := shutil.which(name))), None)
         self._keeper: Keeper | None = None
         self._boxes: dict[str, Box] = {}
-        self.layers = Layers(self._ask)
+        self.layers = Layers()
 
     @property
     def runtime(self) -> str | None:
@@ -109,10 +109,6 @@ class OciBackend:
         """Without its keeper no sandbox can be changed or removed: end them all."""
         for box in self._boxes.values():
             box.control.close()
-
-    async def _ask(self, verb: str, **fields: Any) -> Any:
-        keeper = await self.keeper()
-        return await keeper.ask(verb, **fields)
 
     # --- making ----------------------------------------------------------------------------
 
@@ -206,9 +202,11 @@ class OciBackend:
         if keeper is None or not keeper.alive:
             return
         await keeper.ask("stop", id=box.id)
-        await self.layers.let_go(box.frozen)
+        freed = self.layers.let_go(box.frozen)
         if box.own_scratch:
-            await self.layers.release(box.own_scratch)
+            freed += self.layers.release(box.own_scratch)
+        if freed:
+            await keeper.ask("drop", scratches=freed)
 
     def reap(self, ids: Sequence[str]) -> list[str]:
         wanted = set(ids)

@@ -36,7 +36,7 @@ _DEFAULT = ExecLimits()
 _KILL_S = 10.0
 _AGAIN_S = 0.02
 _RESET_S = 10.0
-_SOON_S = 0.005
+_SOON_S = 0.02
 
 
 class Box:
@@ -77,10 +77,9 @@ class Box:
         old, self.own_scratch = self.own_scratch, layers.new_scratch()
         below, self.frozen = self.frozen, ()
         self.uid = 700_000_000 + 2 * secrets.randbelow(500_000_000)
-        await self._show(Layer(self.own_scratch, 0), size_mb=self.spec.limits.disk_mb)
-        await layers.let_go(below)
-        if old:
-            await layers.release(old)
+        freed = layers.let_go(below) + (layers.release(old) if old else [])
+        first = Layer(self.own_scratch, 0)
+        await self._show(first, size_mb=self.spec.limits.disk_mb, drop=freed)
 
     async def freeze(self) -> SnapshotRef:
         """A snapshot of the tree; a new live layer is on top of it."""
@@ -97,13 +96,13 @@ class Box:
         """The tree of a snapshot, with nothing of what came after."""
         await self.reset()
         old = self.live
-        await self._stand_on(stack)
-        if old is not None and old.scratch == self.own_scratch:
-            await self.backend.layers.drop_layer(old)
+        await self._stand_on(stack, without=old)
         await self.begin()
 
     async def reset(self) -> bool:
         """End every process; whether the kernel holds nothing else of them (shared memory)."""
+        if self._soon is not None:
+            self._soon.cancel()
         self._ready = None
         reply = await self.control.ask(wire.Op.RESET, timeout_s=_RESET_S)
         for group in self.groups.killing.iterdir():
@@ -111,24 +110,39 @@ class Box:
                 cgroups.remove(group)
         return reply.value == 0
 
-    async def _stand_on(self, stack: Stack) -> None:
+    async def _stand_on(self, stack: Stack, *, without: Layer | None = None) -> None:
+        """A new live layer on that stack; the layer `without` is deleted."""
         layers = self.backend.layers
         layers.hold(stack.layers)
         old, self.frozen, self.uid = self.frozen, stack.layers, stack.uid
-        await self._show(layers.next_of(self.own_scratch), size_mb=0)
-        await layers.let_go(old)
+        live = layers.next_of(self.own_scratch)
+        await self._show(live, drop=layers.let_go(old), without=without)
 
-    async def _show(self, live: Layer, *, size_mb: int) -> None:
+    async def _show(
+        self,
+        live: Layer,
+        *,
+        size_mb: int = 0,
+        drop: Sequence[int] = (),
+        without: Layer | None = None,
+    ) -> None:
         keeper = await self.backend.keeper()
         self.live = None
         try:
-            await self._ask_to_show(keeper, live, size_mb)
+            await self._ask_to_show(keeper, live, size_mb, drop, without)
         except BaseException:
             self.control.close()
             raise
         self.live = live
 
-    async def _ask_to_show(self, keeper: Keeper, live: Layer, size_mb: int) -> None:
+    async def _ask_to_show(
+        self,
+        keeper: Keeper,
+        live: Layer,
+        size_mb: int,
+        drop: Sequence[int],
+        without: Layer | None,
+    ) -> None:
         await keeper.ask(
             "show",
             id=self.id,
@@ -139,6 +153,8 @@ class Box:
             workdir=self.spec.workdir,
             uid=self.uid,
             size_mb=size_mb,
+            drop=list(drop),
+            without=None if without is None else [without.scratch, without.number],
         )
 
     def programs(self) -> list[tuple[Path, str]]:

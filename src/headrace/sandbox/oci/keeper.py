@@ -277,13 +277,15 @@ class _Keeper:
             replaces=replaces,
         )
         container.shows = True
+        for scratch in message["drop"]:
+            self._trees.drop_scratch(int(scratch))
+        if message["without"]:
+            child = self._trees.delete_layer(Layer(*message["without"]))
+            self._background(self._ended(child))
 
     async def _drop(self, message: dict[str, Any], fds: list[int]) -> None:
-        if "layer" in message:
-            child = self._trees.delete_layer(Layer(*message["layer"]))
-            self._background(self._ended(child))
-        else:
-            self._trees.drop_scratch(int(message["scratch"]))
+        for scratch in message["scratches"]:
+            self._trees.drop_scratch(int(scratch))
 
     async def _full(self, message: dict[str, Any], fds: list[int]) -> bool:
         return self._trees.full(int(message["scratch"]))

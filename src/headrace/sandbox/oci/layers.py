@@ -10,9 +10,8 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from headrace.errors import UsageError
 from headrace.sandbox.oci.trees import Layer
@@ -30,10 +29,9 @@ class Stack:
 
 
 class Layers:
-    """Counts holders by scratch; `ask` is the keeper's."""
+    """Counts holders by scratch."""
 
-    def __init__(self, ask: Callable[..., Awaitable[Any]]) -> None:
-        self._ask = ask
+    def __init__(self) -> None:
         self._scratches = itertools.count(1)
         self._numbers = itertools.count(1)
         self._holders: Counter[int] = Counter()
@@ -75,18 +73,14 @@ class Layers:
         """One more tree stands on these."""
         self._holders.update(layer.scratch for layer in layers)
 
-    async def let_go(self, layers: Iterable[Layer]) -> None:
-        """A tree no longer stands on these."""
-        for layer in layers:
-            await self.release(layer.scratch)
+    def let_go(self, layers: Iterable[Layer]) -> list[int]:
+        """A tree no longer stands on these; the scratches that are now nobody's."""
+        return [freed for layer in layers for freed in self.release(layer.scratch)]
 
-    async def release(self, scratch: int) -> None:
-        """One holder fewer; the last one frees it."""
+    def release(self, scratch: int) -> list[int]:
+        """One holder fewer; the scratch, if that was the last one: have the keeper drop it."""
         self._holders[scratch] -= 1
-        if self._holders[scratch] == 0:
-            del self._holders[scratch]
-            await self._ask("drop", scratch=scratch)
-
-    async def drop_layer(self, layer: Layer) -> None:
-        """Delete a layer that nobody can reach any more, while its scratch goes on."""
-        await self._ask("drop", layer=[layer.scratch, layer.number])
+        if self._holders[scratch] > 0:
+            return []
+        del self._holders[scratch]
+        return [scratch]
