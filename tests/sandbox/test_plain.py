@@ -62,6 +62,15 @@ def alive(mark: str) -> list[int]:
     return found
 
 
+def running(mark: str, count: int = 1) -> list[int]:
+    """As `alive`, once there are `count`: a shell goes on before what it starts has begun."""
+    deadline = time.monotonic() + 20
+    while len(found := alive(mark)) != count:
+        assert time.monotonic() < deadline, f"{len(found)} of {mark}"
+        time.sleep(0.01)
+    return found
+
+
 def tar_of(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
@@ -134,7 +143,7 @@ def test_what_a_command_leaves_running_goes_on_until_close_and_is_not_waited_for
         result = await box.exec(["sh", "-c", f"setsid sleep {mark} & echo done"])
         assert result.stdout.data == b"done\n"
         assert time.monotonic() - began < 5
-        assert len(alive(mark)) == 1
+        assert len(running(f"sleep\0{mark}")) == 1
         await box.close()
         assert alive(mark) == []
 
@@ -144,6 +153,7 @@ def test_what_a_command_leaves_running_goes_on_until_close_and_is_not_waited_for
 def test_a_timeout_spares_what_earlier_commands_left() -> None:
     async def use(_: PlainBackend, box: Sandbox) -> None:
         await box.exec(["sh", "-c", "sleep 31.4159003 &"])
+        running("sleep\x0031.4159003")
         await box.exec(["sleep", "31.4159004"], timeout_s=0.1)
         assert len(alive("31.4159003")) == 1
         assert alive("31.4159004") == []
@@ -332,7 +342,7 @@ def test_init_is_started_in_every_new_tree() -> None:
         await asyncio.wait_for(lines(box, 2), 10)
         await box.restore(ref)
         await asyncio.wait_for(lines(box, 2), 10)
-        assert len(alive("sleep\x0031.4159007")) == 1
+        running("sleep\x0031.4159007")
         await backend.aclose()
         assert alive("31.4159007") == []
 
@@ -388,10 +398,7 @@ async def run():
 asyncio.run(run())
 """
     assert subprocess.run([sys.executable, "-c", manager], check=False).returncode == -9
-    deadline = time.monotonic() + 10
-    while len(alive(f"sleep\0{mark}")) != 1:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    running(f"sleep\0{mark}")
     assert len(list((state_root() / "subprocess").iterdir())) == 2
     assert PlainBackend().reap(["orphan", "never-was"]) == ["orphan", "never-was"]
     assert alive(mark) == []

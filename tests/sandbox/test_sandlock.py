@@ -82,6 +82,15 @@ def alive(mark: str) -> list[int]:
     return found
 
 
+def running(mark: str, count: int = 1) -> list[int]:
+    """As `alive`, once there are `count`: a shell goes on before what it starts has begun."""
+    deadline = time.monotonic() + 20
+    while len(found := alive(mark)) != count:
+        assert time.monotonic() < deadline, f"{len(found)} of {mark}"
+        time.sleep(0.01)
+    return found
+
+
 def tar_of(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
@@ -102,9 +111,16 @@ def test_a_command_gives_its_streams_and_how_it_ended() -> None:
         assert (result.exit_code, result.outcome) == (7, Outcome.RESULT)
         assert (result.stdout.data, result.stderr.data) == (b"in\n/workspace\n", b"b\n")
         assert (await shell(box, "kill -TERM $$")).signal == 15
-        assert (await box.exec(["no-such-program"])).exit_code == 127
-        assert (await box.exec(["/etc/passwd"])).exit_code == 126
-        assert (await box.exec(["true"], cwd="missing")).exit_code == 127
+        for suicide in ("kill -9 $$", "sleep 9 & kill -9 0"):
+            killed = await shell(box, suicide)
+            assert (killed.outcome, killed.signal, killed.oom) == (Outcome.RESULT, 9, False)
+        for program, cwd, code in (
+            ("no-such-program", "", 127),
+            ("/etc/passwd", "", 126),
+            ("true", "missing", 127),
+        ):
+            unstarted = await box.exec([program], cwd=cwd)
+            assert unstarted.exit_code == code, unstarted.stderr.text
         big = await box.exec(["wc", "-c"], stdin=b"x" * (5 * 2**20))
         assert big.stdout.data.strip() == str(5 * 2**20).encode()
         assert (await box.exec(["echo", "x" * 100_000])).stdout.total == 100_001
@@ -118,6 +134,7 @@ def test_after_a_timeout_nothing_it_started_lives_and_the_rest_does() -> None:
 
     async def use(_: SandlockBackend, box: Sandbox) -> None:
         await shell(box, "sleep 27.1828002 &")
+        running("sleep\x0027.1828002")
         result = await shell(box, f"echo begun; {tree}", timeout_s=0.5)
         assert (result.outcome, result.signal) == (Outcome.TIMEOUT, 9)
         assert result.stdout.data == b"begun\n"
@@ -200,12 +217,16 @@ def test_the_death_of_the_runner_is_a_crash_and_then_the_sandbox_is_gone() -> No
 def test_memory_is_limited_for_one_process_and_for_all_together() -> None:
     together = """
 import os, time
+reader, writer = os.pipe()
 for _ in range(6):
     if os.fork() == 0:
+        os.close(writer)
         held = bytearray(40 << 20)
         print("held", flush=True)
-        time.sleep(1)
+        os.read(reader, 1)
         os._exit(0)
+time.sleep(1)
+os.close(writer)
 for _ in range(6):
     os.wait()
 """
@@ -256,10 +277,12 @@ print(count)
 """
 
     async def use(_: SandlockBackend, box: Sandbox) -> None:
+        refused = await shell(box, "for n in $(seq 60); do sleep 1 & done; wait")
+        assert refused.outcome is Outcome.PROCESSES, refused.stderr.text
         result = await python(box, bomb, timeout_s=1.5)
         assert result.outcome in (Outcome.TIMEOUT, Outcome.MEMORY)
         assert (await shell(box, "echo alive")).stdout.data == b"alive\n"
-        assert int((await python(box, threads)).stdout.data) <= 24 + 16
+        assert int((await python(box, threads)).stdout.data) == 23
 
     with_box(use)
 
@@ -306,8 +329,10 @@ print(used.children_user + used.children_system)
 """
 
     async def use(_: SandlockBackend, box: Sandbox) -> None:
-        used = float((await python(box, busy)).stdout.data)
-        assert used < 1.6 * (cpus * 1.25 + 0.05)
+        result = await python(box, busy)
+        # Less than one processor is given by stopping and continuing: coarse on a busy machine.
+        slack = 1.1 if cpus == 1 else 2.0
+        assert float(result.stdout.data) < result.usage.wall_s * cpus * slack + 0.1
 
     with_box(use, SandboxSpec(isolation=Isolation.PROCESS, limits=BoxLimits(cpus=cpus)))
 
@@ -387,7 +412,7 @@ def test_sandboxes_do_not_see_or_touch_each_other() -> None:
         other = await backend.create(SPEC, id="other")
         await other.put_file("/tmp/mine", b"x")
         await shell(other, "sleep 27.1828005 &")
-        [pid] = alive("sleep\x0027.1828005")
+        [pid] = running("sleep\x0027.1828005")
         result = await shell(box, f"ls /tmp; cat /proc/{pid}/cmdline; kill -9 {pid} && echo killed")
         assert result.stdout.data == b""
         assert alive("27.1828005") == [pid]
@@ -539,9 +564,9 @@ def test_links_that_change_during_file_work_lead_nowhere(tmp_path: Path) -> None
 
     async def use(_: SandlockBackend, box: Sandbox) -> None:
         await shell(box, f"({swap}) >/dev/null 2>&1 &")
-        for _ in range(5):
+        for attempt in range(5):
             try:
-                await box.put_file(f"d/{victim.name}", b"x")
+                await box.put_file(f"d/{victim.name}", b"%d" % attempt)
                 await box.get("d", tmp_path / "out.tar")
             except UsageError:
                 continue

@@ -18,7 +18,7 @@ from typing import IO, TypeVar
 
 from headrace.errors import UsageError
 from headrace.sandbox.process import Command, in_thread, kill_tree, run_command, start_command
-from headrace.sandbox.shelf import Shelf, box_directory, remove_tree
+from headrace.sandbox.shelf import Shelf, box_directory, remove_tree, unpacking_lacks
 from headrace.sandbox.spec import (
     Backend,
     Capabilities,
@@ -58,7 +58,9 @@ class PlainBackend:
 
     def available(self) -> str | None:
         """None: it works wherever Python does, where `/proc` can be read."""
-        return None if Path("/proc/self/stat").exists() else "it needs /proc (Linux)"
+        if not Path("/proc/self/stat").exists():
+            return "it needs /proc (Linux)"
+        return unpacking_lacks()
 
     def capabilities(self) -> Capabilities:
         """No limit is enforced, and every network is reached."""

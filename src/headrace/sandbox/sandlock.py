@@ -11,12 +11,14 @@ What was found of sandlock 0.9.0, and what follows from it here:
 - its copy-on-write directory checks its quota when a file is opened, not when it is written,
   and does not show new files to every system call (`ls -l` fails on them). It is not used:
   the disk is a `tmpfs` with a size, and snapshots are copies (archives).
-- its process limit does not count threads; RLIMIT_NPROC does, and is used.
+- its process limit does not count threads. The runner counts all tasks when it is told of a
+  start, and refuses; RLIMIT_NPROC stands behind that.
 - its memory limit counts mapped writable memory (a thread counts with its whole stack), over
   all processes, but not memory files, so `memfd_create` is denied. A process over the limit
-  gets SIGKILL and nothing says why: a command ended by a SIGKILL that did not come from here
-  is taken for it.
-- a refused process leaves no trace either: the outcome `processes` never occurs.
+  gets SIGKILL and nothing says why: a command that ended by a SIGKILL which no process of the
+  box sent is taken for it. That a process below the command had it, nobody sees.
+- it answers many system calls itself, and those may be interrupted (EINTR) where the kernel's
+  are not, when a program handles signals without SA_RESTART.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from headrace.sandbox.allowlist import parse_endpoint
 from headrace.sandbox.process import kill_tree
 from headrace.sandbox.sandlock_box import Box
 from headrace.sandbox.sandlock_sandbox import SHARED, SandlockSandbox
-from headrace.sandbox.shelf import Shelf, box_directory, remove_tree
+from headrace.sandbox.shelf import Shelf, box_directory, remove_tree, unpacking_lacks
 from headrace.sandbox.spec import (
     Backend,
     Capabilities,
@@ -75,7 +77,7 @@ class SandlockBackend:
         """None, or which of the package, the kernel and the namespaces is missing."""
         if importlib.util.find_spec("sandlock") is None:
             return "the package sandlock is not installed: pip install 'headrace[sandlock]'"
-        return _machine_lacks()
+        return unpacking_lacks() or _machine_lacks()
 
     def capabilities(self) -> Capabilities:
         """All five limits hold for the whole sandbox (tests/sandbox/test_sandlock.py)."""

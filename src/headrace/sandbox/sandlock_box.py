@@ -7,6 +7,7 @@ and `sandlock_inside` (in it), which it starts and talks to by sockets.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
 import socket
@@ -26,6 +27,7 @@ __all__ = ["Box", "Run"]
 _HERE = Path(__file__).parent
 _START_S = 30.0
 _STOP_S = 10.0
+_KILL_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +118,8 @@ class Box:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._runner = subprocess.Popen(
-                [sys.executable, "-I", str(_HERE / "sandlock_runner.py")],
-                stdin=theirs,
+                [sys.executable, "-I", str(_HERE / "sandlock_runner.py"), *_packages()],
+                stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors,
                 env=dict([tag.split("=", 1)]),
@@ -206,16 +208,32 @@ class Box:
             self._inside.close()
         return run
 
+    async def why(self, run: Run) -> Mapping[str, Any]:
+        """What the runner saw of a command that failed: `killed` by a process of the box, and
+        `refused` a task at the limit. Empty if nobody can say."""
+        self._number += 1
+        name = f"why {self._number}"
+        answer = self._control.expect(name)
+        of = {key: run.message[key] for key in ("pid", "by") if key in run.message}
+        if not self.alive or len(of) < 2:
+            return {}
+        self._send({"op": "why", "n": name, **of})
+        return await self._within(answer, _STOP_S, "asking")
+
     async def kill(self, run: Run) -> None:
         """End all that a command started; the whole box if that does not work."""
-        if self._inside is not None and not run.ended.done():
-            try:
-                self._inside.send({"op": "kill", "n": run.number})
-            except OSError:
-                self._inside.close()
-            await asyncio.wait({run.ended}, timeout=_STOP_S / 2)
-        if not run.ended.done() or run.message.get("event") == "stuck":
+        if self._inside is None or self._inside.closed:
+            return
+        done = self._inside.expect(f"kill {run.number}")
+        try:
+            self._inside.send({"op": "kill", "n": run.number})
+        except OSError:
+            self._inside.close()
+        await asyncio.wait({done}, timeout=_KILL_S)
+        if not done.done() or done.result().get("event") == "stuck":
             await self.stop()
+        else:
+            await asyncio.wait({run.ended}, timeout=_KILL_S)
 
     async def ping(self, timeout_s: float) -> None:
         """Raises SandboxGone if the box does not answer in time."""
@@ -273,3 +291,9 @@ class Box:
     def _last_words(self) -> str:
         self._errors.seek(0)
         return self._errors.read()[-400:].decode("utf-8", "replace").strip()
+
+
+def _packages() -> list[str]:
+    """Where sandlock is, for a runner that is isolated from the environment."""
+    found = importlib.util.find_spec("sandlock")
+    return [] if found is None or found.origin is None else [str(Path(found.origin).parents[1])]

@@ -10,6 +10,7 @@ under which all that the command starts stays, orphans too; so a command's tree 
 """
 
 import ctypes
+import io
 import json
 import os
 import resource
@@ -145,6 +146,8 @@ def shepherd(control: socket.socket, request: dict[str, Any], streams: list[int]
                     "event": "ended",
                     "n": request["n"],
                     "code": os.waitstatus_to_exitcode(status),
+                    "pid": main,
+                    "by": os.getpid(),
                     "user": used.ru_utime,
                     "system": used.ru_stime,
                     "peak": used.ru_maxrss * 1024,
@@ -181,16 +184,17 @@ def start(request: dict[str, Any], streams: list[int]) -> None:
 
 
 def kill(control: socket.socket, shepherds: dict[int, int], number: int) -> None:
-    """End all that command `number` started, and say so if that could not be done in time."""
+    """End all that command `number` started, and say whether that could be done in time."""
     found = [pid for pid, of in shepherds.items() if of == number]
     deadline = time.monotonic() + _KILL_S
     while found and (tree := below(found[0])):
         for pid in tree:
             end(pid)
         if time.monotonic() > deadline:
-            tell(control, {"event": "stuck", "n": number})
+            tell(control, {"event": "stuck", "n": f"kill {number}"})
             return
         time.sleep(0.001)
+    tell(control, {"event": "killed", "n": f"kill {number}"})
 
 
 def below(root: int) -> list[int]:
@@ -291,8 +295,9 @@ def load(*roots: str) -> None:
                 shutil.rmtree(path)
             else:
                 path.unlink()
-    if sys.stdin.buffer.peek(1):
-        with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as archive:
+    source = io.BufferedReader(io.FileIO(0))
+    if source.peek(1):
+        with tarfile.open(fileobj=source, mode="r|") as archive:
             archive.extractall("/", filter="fully_trusted")
 
 

@@ -11,6 +11,7 @@ sandlock's. The number of tasks is RLIMIT_NPROC, which counts threads too, unlik
 """
 
 import ctypes
+import errno
 import json
 import os
 import resource
@@ -23,7 +24,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sandlock import Process, Sandbox, StdioMode
+sys.path.extend(sys.argv[1:])
+
+# Imported late by sandlock itself, when the files of the machine cannot be seen any more.
+import sandlock._handler_ffi  # noqa: F401  # pyright: ignore[reportUnusedImport]
+from sandlock import (
+    ExceptionPolicy,
+    Handler,
+    HandlerCtx,
+    NotifAction,
+    Sandbox,
+)
 
 _NEWNS, _NEWIPC, _NEWUSER = 0x20000, 0x8000000, 0x10000000
 _RDONLY, _NOSUID, _NODEV, _NOEXEC, _REMOUNT, _BIND = 1, 2, 4, 8, 32, 4096
@@ -33,9 +44,18 @@ _DUMPABLE, _SUBREAPER = 4, 36
 _PROGRAMS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "opt")
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _NEW_ROOT = "/tmp"
-_OWN_TASKS = 16
+_OWN_TASKS = 64
+_REMEMBERED = 4096
+_STARTS = ("clone", "clone3") + (("fork", "vfork") if os.uname().machine == "x86_64" else ())
+_KILLS = {
+    "kill": 1,
+    "tkill": 1,
+    "tgkill": 2,
+    "rt_sigqueueinfo": 1,
+    "rt_tgsigqueueinfo": 2,
+}
 _INODES_PER_MB = 128
-_DENIED = ("sched_setaffinity", "pidfd_getfd", "memfd_create")
+_DENIED = ("sched_setaffinity", "pidfd_getfd", "memfd_create", "pidfd_send_signal")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -59,8 +79,7 @@ def main() -> None:
 
 
 def serve(control: socket.socket, config: dict[str, Any], null: int) -> None:
-    running: Process | None = None
-    watcher: threading.Thread | None = None
+    box: Confinement | None = None
     deadline = time.monotonic() + config["lifetime_s"]
     selector = selectors.DefaultSelector()
     selector.register(control, selectors.EVENT_READ)
@@ -72,39 +91,19 @@ def serve(control: socket.socket, config: dict[str, Any], null: int) -> None:
             os.dup2(fds[0], 0)
             for fd in fds:
                 os.close(fd)
-            try:
-                running = confine(config)
-            except RuntimeError as error:
-                tell(control, {"event": "failed", "n": request["n"], "what": str(error)})
-                continue
-            finally:
-                os.dup2(null, 0)
-            threading.Thread(
-                target=watch, args=(control, running, request["n"]), daemon=True
-            ).start()
-        elif running is not None:
-            running.kill()
+            box = Confinement(control, config, request["n"])
+            box.started.wait()
+            os.dup2(null, 0)
+        elif request["op"] == "why":
+            known = box.witness.why(request["pid"], request["by"]) if box is not None else {}
+            tell(control, {"event": "why", "n": request["n"], **known})
+        elif box is not None:
+            box.kill()
+    # After this nobody is told: what runs now does not end of itself.
     control.shutdown(socket.SHUT_RDWR)
-    if running is not None and watcher is not None:
-        running.kill()
-        watcher.join()
-
-
-def watch(control: socket.socket, process: Process, number: str) -> None:
-    """Wait for the end of a box; sandlock then has killed all that was in it. After the end of
-    its lifetime nobody is told: what runs then did not end itself."""
-    process.wait()
-    reap()
-    tell(control, {"event": "stopped", "n": number})
-
-
-def reap() -> None:
-    """Collect what the dead supervisor left, all of it killed: until then it counts as tasks."""
-    while True:
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            return
+    if box is not None:
+        box.kill()
+        box.thread.join()
 
 
 def tell(control: socket.socket, message: dict[str, Any]) -> None:
@@ -226,32 +225,197 @@ def check(done: int, what: str) -> None:
 # --- the box -------------------------------------------------------------------------------
 
 
-def confine(config: dict[str, Any]) -> Process:
-    """Start the supervisor of the box, its socket on descriptor 0, with everything denied
-    that the box does not need."""
-    readable = [f"/{name}" for name in _PROGRAMS if Path("/", name).exists()]
-    readable += ["/proc", "/dev/zero", "/dev/random", "/dev/urandom"]
-    readable += [target for _, target in config["mounts"]]
-    box = Sandbox(
-        fs_readable=readable,
-        fs_writable=[*config["writable"], "/dev/null", "/dev/full"],
-        cwd="/",
-        clean_env=True,
-        env={"HEADRACE_SANDBOX": config["id"]},
-        max_memory=config["memory_mb"] * 2**20,
-        max_open_files=config["open_files"],
-        max_cpu=config["cpu_percent"],
-        cpu_cores=config["cores"],
-        net_allow=config["allow"],
-        extra_deny_syscalls=list(_DENIED),
-        name="box",
-    )
-    return box.popen(
-        config["supervisor"],
-        stdin=StdioMode.INHERIT,
-        stdout=StdioMode.NULL,
-        stderr=StdioMode.INHERIT,
-    )
+class Confinement:
+    """The supervisor of the box, its socket on descriptor 0, with everything denied that the
+    box does not need; in a thread until it ends, with all that it started."""
+
+    def __init__(self, control: socket.socket, config: dict[str, Any], number: str) -> None:
+        self._control = control
+        self._config = config
+        self._number = number
+        self.started = threading.Event()
+        self.witness = Witness(config["processes"])
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def kill(self) -> None:
+        """End it. The one child of this process is the supervisor; sandlock ends the rest."""
+        for child in children_of(os.getpid()):
+            try:
+                os.kill(child, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+    def _run(self) -> None:
+        config = self._config
+        readable = [f"/{name}" for name in _PROGRAMS if Path("/", name).exists()]
+        readable += ["/proc", "/dev/zero", "/dev/random", "/dev/urandom"]
+        readable += [target for _, target in config["mounts"]]
+        box = Sandbox(
+            fs_readable=readable,
+            fs_writable=[*config["writable"], "/dev/null", "/dev/full"],
+            cwd="/",
+            clean_env=True,
+            env={"HEADRACE_SANDBOX": config["id"]},
+            max_memory=config["memory_mb"] * 2**20,
+            max_open_files=config["open_files"],
+            max_cpu=config["cpu_percent"],
+            cpu_cores=config["cores"],
+            net_allow=config["allow"],
+            extra_deny_syscalls=list(_DENIED),
+            name="box",
+        )
+        on_start = OnStart(self.witness)
+        handlers: list[tuple[str, Handler]] = [(name, on_start) for name in _STARTS]
+        handlers += [(name, OnKill(self.witness, which)) for name, which in _KILLS.items()]
+        handlers.append(("execve", OnExec(self.started)))
+        try:
+            result = box.run_with_handlers(config["supervisor"], handlers)
+        except (RuntimeError, ValueError) as error:
+            self._end("failed", str(error))
+        else:
+            sys.stderr.buffer.write(result.stderr)
+            sys.stderr.flush()
+            self._end("failed" if result.error else "stopped", result.error)
+
+    def _end(self, event: str, what: str | None) -> None:
+        self.started.set()
+        reap()
+        tell(self._control, {"event": event, "n": self._number, "what": what})
+
+
+def reap() -> None:
+    """Collect what the dead supervisor left, all of it killed: until then it counts as tasks."""
+    while True:
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+class Witness:
+    """Sees who kills whom, and refuses tasks beyond the limit; else nobody could say later why
+    a command ended as it did.
+
+    Tasks are counted when it could matter: after a count of `n`, the next `limit - n` starts
+    cannot be too many.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._sure = 0
+        self._lock = threading.Lock()
+        self._killed: dict[int, None] = {}
+        self._refused: dict[int, None] = {}
+
+    def why(self, pid: int, shepherd: int) -> dict[str, bool]:
+        """Whether that process was killed from inside the box, and whether a task was refused
+        below that shepherd."""
+        with self._lock:
+            return {"killed": pid in self._killed, "refused": shepherd in self._refused}
+
+    def kills(self, caller: int, target: int) -> None:
+        with self._lock:
+            note(self._killed, os.getpgid(caller) if target == 0 else abs(target))
+
+    def may_start(self, caller: int) -> bool:
+        with self._lock:
+            self._sure -= 1
+            return self._sure >= 0 or not self._is_one_too_many(caller)
+
+    def _is_one_too_many(self, caller: int) -> bool:
+        """Count the tasks below the shepherds, which are the children of the one child of this
+        process; note the shepherd of a caller for whom there is none left."""
+        count = 0
+        blamed = 0
+        for supervisor in children_of(os.getpid()):
+            for shepherd in children_of(supervisor):
+                below = tasks_below(shepherd)
+                count += len(below)
+                if caller in below:
+                    blamed = shepherd
+        self._sure = max(0, self._limit - count - 1)
+        if count < self._limit or blamed == 0:
+            return False
+        note(self._refused, blamed)
+        return True
+
+
+class OnExec(Handler):
+    """Tells that the box has begun: its first process exists, and has the descriptors."""
+
+    on_exception = ExceptionPolicy.CONTINUE
+
+    def __init__(self, started: threading.Event) -> None:
+        self._started = started
+
+    def handle(self, ctx: HandlerCtx) -> NotifAction:
+        self._started.set()
+        return NotifAction.continue_()
+
+
+class OnStart(Handler):
+    on_exception = ExceptionPolicy.CONTINUE
+
+    def __init__(self, witness: Witness) -> None:
+        self._witness = witness
+
+    def handle(self, ctx: HandlerCtx) -> NotifAction:
+        if self._witness.may_start(ctx.pid):
+            return NotifAction.continue_()
+        return NotifAction.errno(errno.EAGAIN)
+
+
+class OnKill(Handler):
+    """`which` argument of the system call is the signal."""
+
+    on_exception = ExceptionPolicy.CONTINUE
+
+    def __init__(self, witness: Witness, which: int) -> None:
+        self._witness = witness
+        self._which = which
+
+    def handle(self, ctx: HandlerCtx) -> NotifAction:
+        if ctx.args[self._which] == signal.SIGKILL:
+            self._witness.kills(ctx.pid, ctypes.c_int(ctx.args[0] & 0xFFFFFFFF).value)
+        return NotifAction.continue_()
+
+
+def note(seen: dict[int, None], number: int) -> None:
+    """Remember a process, and forget the oldest of many."""
+    seen.pop(number, None)
+    seen[number] = None
+    if len(seen) > _REMEMBERED:
+        del seen[next(iter(seen))]
+
+
+def tasks_below(root: int) -> set[int]:
+    """The threads of all descendants."""
+    found: set[int] = set()
+    layer = children_of(root)
+    while layer:
+        pid = layer.pop()
+        found.update(threads_of(pid))
+        layer += children_of(pid)
+    return found
+
+
+def threads_of(pid: int) -> list[int]:
+    try:
+        return [int(entry.name) for entry in Path(f"/proc/{pid}/task").iterdir()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def children_of(pid: int) -> list[int]:
+    found: list[int] = []
+    for thread in threads_of(pid):
+        try:
+            text = Path(f"/proc/{pid}/task/{thread}/children").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        found += [int(word) for word in text.split()]
+    return found
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import io
 import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Protocol
@@ -127,7 +127,7 @@ class SandlockSandbox:
                 raise
             finally:
                 timer.cancel()
-        verdict = await self._judge(why, run.message, limits)
+        verdict = await self._judge(why, run, limits)
         return Result(
             outcome=verdict.outcome,
             exit_code=verdict.exit_code,
@@ -306,11 +306,12 @@ class SandlockSandbox:
             "file_mb": limits.file_mb,
         }
 
-    async def _judge(self, why: Why, message: Mapping[str, Any], limits: ExecLimits) -> _Verdict:
+    async def _judge(self, why: Why, run: Run, limits: ExecLimits) -> _Verdict:
         """Whose doing the end of a command was."""
         if why != "ended":
             outcome = Outcome.TIMEOUT if why == "timeout" else Outcome.OUTPUT
             return _Verdict(outcome=outcome, signal=_KILL)
+        message = run.message
         code = message.get("code")
         if code is None:
             # Its supervisor is dead, too. The runner is out of the box's reach: if it saw the
@@ -320,13 +321,18 @@ class SandlockSandbox:
             return _Verdict(outcome=Outcome.CRASH)
         if code == 0:
             return _Verdict(outcome=Outcome.RESULT, exit_code=0)
-        outcome = Outcome.RESULT
+        seen = await self._box.why(run)
         used = message.get("user", 0.0) + message.get("system", 0.0)
-        oom = code == -_KILL and (limits.cpu_s is None or used < limits.cpu_s)
+        in_time = limits.cpu_s is None or used < limits.cpu_s
+        oom = code == -_KILL and in_time and not seen.get("killed", False)
         if oom:
             outcome = Outcome.MEMORY
         elif message.get("free", _FULL_BLOCKS) < _FULL_BLOCKS:
             outcome = Outcome.DISK
+        elif seen.get("refused", False):
+            outcome = Outcome.PROCESSES
+        else:
+            outcome = Outcome.RESULT
         if code < 0:
             return _Verdict(outcome=outcome, signal=-code, oom=oom)
         return _Verdict(outcome=outcome, exit_code=code)
@@ -381,7 +387,7 @@ class SandlockSandbox:
 
 
 @contextlib.contextmanager
-def _pipes(keep: int, watch: Watch) -> Iterator[tuple[list[Collector], list[int]]]:
+def _pipes(keep: int, watch: Watch) -> Generator[tuple[list[Collector], list[int]]]:
     """The readers of two pipes and the ends to write to; the latter are the caller's."""
     pairs = [os.pipe2(os.O_CLOEXEC) for _ in range(2)]
     streams = [Collector(reader, keep=keep, on_bytes=watch.count) for reader, _ in pairs]

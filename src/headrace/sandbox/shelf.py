@@ -8,13 +8,14 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import tarfile
 import uuid
 from pathlib import Path
 
 from headrace.errors import UsageError
 from headrace.sandbox.state import state_root
 
-__all__ = ["Shelf", "box_directory", "remove_tree"]
+__all__ = ["Shelf", "box_directory", "remove_tree", "unpacking_lacks"]
 
 _PREFIX = "snapshots-"
 
@@ -58,6 +59,13 @@ def box_directory(backend: str, id: str) -> Path:
     if not id or "/" in id or id.startswith((".", _PREFIX)):
         raise UsageError("not an id of a sandbox", where=id)
     return state_root() / backend / id
+
+
+def unpacking_lacks() -> str | None:
+    """None, or why hostile archives cannot be unpacked by this Python."""
+    if hasattr(tarfile, "data_filter"):
+        return None
+    return "this Python cannot unpack archives safely: it needs 3.11.4 or later"
 
 
 def remove_tree(path: Path) -> None:
