@@ -74,7 +74,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a backend declares, what was found, and what it costs (None if it does not work).
+    """What a backend declares, what was found, and what it costs (None: not measured).
 
     >>> can = Capabilities(
     ...     isolation=Isolation.TRUSTED, limits=frozenset(), networks=frozenset({"full"})
@@ -107,11 +107,13 @@ async def check(
     only: Collection[str] | None = None,
     told: Callable[[int, int], None] = lambda done, total: None,
     at_once: int = _AT_ONCE,
+    measure: bool = True,
 ) -> Report:
     """Hold a backend to its word, `at_once` promises at a time, in sandboxes of `image`.
 
     Without `image`, "host" where the backend knows it. `only` restricts the promises by name.
-    `told` hears before each how many were begun, and of how many.
+    Without `measure` there are no costs. `told` hears before each how many were begun, and of
+    how many.
     Takes some seconds to some minutes. Everything it made is closed again; the backend is not.
     Raises SandboxRefused if the backend does not work here, UsageError for an unknown promise
     or without an image.
@@ -130,7 +132,8 @@ async def check(
     findings = [await _judge(_WORKS, Lab(backend, image))]
     if findings[0].judgement == "passed":
         findings += await _judged(chosen, backend, image, at_once=at_once, told=told)
-    costs = await _measured(backend, image) if findings[0].judgement == "passed" else None
+    working = findings[0].judgement == "passed"
+    costs = await _measured(backend, image) if working and measure else None
     return Report(
         backend=backend.name,
         image=image,
