@@ -33,7 +33,7 @@ _FETCH = """
 if command -v python3 >/dev/null; then
   python3 -c 'import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=5).read())' "$1"
 elif command -v curl >/dev/null; then curl -s -m 5 "$1"
-elif command -v wget >/dev/null; then wget -q -T 5 -O - "$1"
+elif command -v wget >/dev/null; then wget -q -O - "$1"
 else exit 99; fi
 """
 _NO_PROGRAM = 99
