@@ -23,14 +23,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from headrace.sandbox.pool import Pool, PoolOptions
 from rich.console import Console
 from rows import Row, passed, processor, table
 
 from headrace.errors import HeadraceError
 from headrace.sandbox import BoxLimits, Sandbox, SandboxSpec
-from headrace.sandbox.leases import Leases
 from headrace.sandbox.oci.backend import OciBackend
+from headrace.sandbox.pool import Pool, PoolOptions
+from headrace.sandbox.pool.leases import Leases
 
 ONE_LINER = ("sh", "-c", "echo hello")
 IMAGE = "localhost/headrace-benchmark"

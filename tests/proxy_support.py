@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from headrace.sandbox.proxy import EgressProxy, ProxyLimits
+from headrace.sandbox.egress.proxy import EgressProxy, ProxyLimits
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

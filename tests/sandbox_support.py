@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from headrace.sandbox.leases import Leases, State
-from headrace.sandbox.options import PoolOptions
 from headrace.sandbox.pool import Pool
+from headrace.sandbox.pool.leases import Leases, State
+from headrace.sandbox.pool.options import PoolOptions
 from headrace.sandbox.spec import (
     Capabilities,
     Capture,

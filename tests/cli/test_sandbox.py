@@ -24,9 +24,9 @@ from headrace.cli.main import main
 from headrace.errors import Exit, UsageError
 from headrace.sandbox import conformance, registry
 from headrace.sandbox.conformance import Costs, Finding, Report
-from headrace.sandbox.leases import Leases
 from headrace.sandbox.oci.backend import OciBackend
 from headrace.sandbox.plain import PlainBackend
+from headrace.sandbox.pool.leases import Leases
 from headrace.sandbox.spec import (
     BoxLimits,
     Capture,
@@ -275,7 +275,7 @@ def test_hosts_that_are_allowed_make_an_allow_list() -> None:
 
 MANAGER = """
 import asyncio, sys, time
-from headrace.sandbox.leases import Leases, State
+from headrace.sandbox.pool.leases import Leases, State
 from headrace.sandbox.plain import PlainBackend
 from headrace.sandbox.spec import Isolation, Network, SandboxSpec
 

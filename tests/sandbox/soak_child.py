@@ -10,9 +10,9 @@ import random
 import sys
 
 from headrace.sandbox import BoxLimits, ExecLimits, Outcome, Sandbox, SandboxSpec
-from headrace.sandbox.leases import Leases
 from headrace.sandbox.oci.backend import OciBackend
 from headrace.sandbox.pool import Pool, PoolOptions
+from headrace.sandbox.pool.leases import Leases
 
 SPEC = SandboxSpec(limits=BoxLimits(memory_mb=64, disk_mb=16, processes=24))
 BOMB = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass\n"

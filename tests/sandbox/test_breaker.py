@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import UsageError
-from headrace.sandbox.breaker import Attempt, Breaker, BreakerPolicy, BreakerState
+from headrace.sandbox.pool.breaker import Attempt, Breaker, BreakerPolicy, BreakerState
 from sandbox_support import Clock
 
 POLICY = BreakerPolicy(failures=3, share=0.5, window=8, cooldown_s=1.0, cooldown_most_s=5.0)

@@ -31,7 +31,7 @@ from headrace.sandbox import (
 from headrace.sandbox.conformance import PROMISES, Finding, Report, check, table
 from headrace.sandbox.oci.backend import OciBackend
 from headrace.sandbox.plain import PlainBackend
-from headrace.sandbox.sandlock import SandlockBackend
+from headrace.sandbox.sandlock.backend import SandlockBackend
 
 T = TypeVar("T")
 EXEC_LIMITS = ExecLimits()

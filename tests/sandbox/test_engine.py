@@ -20,11 +20,11 @@ import pytest
 from engine_support import REFERENCE, fake, make_image, podman
 from headrace.errors import UsageError
 from headrace.sandbox.conformance import check
-from headrace.sandbox.engine import EngineBackend
-from headrace.sandbox.engine_box import EngineSandbox
-from headrace.sandbox.engine_cli import DOCKER, PODMAN, Engine
-from headrace.sandbox.engine_files import Snapshots, complete, only_of, without_top
-from headrace.sandbox.engine_view import BoxView
+from headrace.sandbox.engine.backend import EngineBackend
+from headrace.sandbox.engine.box import EngineSandbox
+from headrace.sandbox.engine.cli import DOCKER, PODMAN, Engine
+from headrace.sandbox.engine.files import Snapshots, complete, only_of, without_top
+from headrace.sandbox.engine.view import BoxView
 from headrace.sandbox.spec import (
     BoxLimits,
     ExecLimits,
@@ -393,7 +393,7 @@ def test_another_process_lists_and_reaps_what_a_dead_owner_left(
 ) -> None:
     program = (
         "import asyncio, os, sys\n"
-        "from headrace.sandbox.engine import podman\n"
+        "from headrace.sandbox.engine.backend import podman\n"
         "from headrace.sandbox.spec import BoxLimits, SandboxSpec\n"
         f"spec = SandboxSpec(image={IMAGE!r}, limits=BoxLimits(memory_mb=64, disk_mb=16))\n"
         "async def main():\n"
@@ -566,7 +566,7 @@ def test_an_engine_that_is_not_there_says_what_to_install(
 def test_an_exec_that_the_engine_never_starts_is_not_the_candidates_fault(
     box: EngineSandbox, faked: Faked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.sandbox.engine_box._GRACE_S", 0.3)
+    monkeypatch.setattr("headrace.sandbox.engine.box._GRACE_S", 0.3)
     faked("podman", "import time\ntime.sleep(60)")
     with pytest.raises(SandboxFailure, match="did not start a command"):
         run(box.exec(["true"], timeout_s=0.5))

@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import StorageError
-from headrace.sandbox import leases as module
-from headrace.sandbox.leases import Lease, Leases, Owner, State
+from headrace.sandbox.pool import leases as module
+from headrace.sandbox.pool.leases import Lease, Leases, Owner, State
 from headrace.sandbox.spec import SandboxGone
 from sandbox_support import Clock
 
 RECORDING = """
 import sys, time
 from pathlib import Path
-from headrace.sandbox.leases import Leases
+from headrace.sandbox.pool.leases import Leases
 leases = Leases(Path(sys.argv[1]))
 first, second = leases.record(["a", "b"], backend="fake", spec="0", expires=time.time() + 3600)
 leases.take(first)
@@ -32,7 +32,7 @@ sys.stdin.read()
 HAMMERING = """
 import sys, time
 from pathlib import Path
-from headrace.sandbox.leases import Leases, State
+from headrace.sandbox.pool.leases import Leases, State
 leases = Leases(Path(sys.argv[1]))
 for number in range(25):
     (lease,) = leases.record(

@@ -27,9 +27,9 @@ from headrace.sandbox import (
     SandboxRefused,
     SandboxSpec,
 )
-from headrace.sandbox.leases import Leases
 from headrace.sandbox.oci.backend import OciBackend
 from headrace.sandbox.pool import Pool, PoolOptions
+from headrace.sandbox.pool.leases import Leases
 
 pytestmark = pytest.mark.skipif(
     OciBackend().available() is not None, reason=f"oci: {OciBackend().available()}"

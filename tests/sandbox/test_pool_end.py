@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import UsageError
-from headrace.sandbox.leases import Leases, State
 from headrace.sandbox.pool import Pool
+from headrace.sandbox.pool.leases import Leases, State
 from headrace.sandbox.spec import (
     SandboxFailure,
     SandboxGone,

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import StorageError
-from headrace.sandbox.breaker import BreakerPolicy
-from headrace.sandbox.leases import Leases, State
 from headrace.sandbox.pool import Pool
+from headrace.sandbox.pool.breaker import BreakerPolicy
+from headrace.sandbox.pool.leases import Leases, State
 from headrace.sandbox.spec import (
     Isolation,
     Network,

@@ -10,8 +10,8 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.sandbox.breaker import BreakerPolicy
 from headrace.sandbox.pool import Pool
+from headrace.sandbox.pool.breaker import BreakerPolicy
 from headrace.sandbox.spec import Sandbox, SandboxFailure, SandboxGone
 from sandbox_support import OTHER, QUICK, SPEC, FakeBackend, opened, settled
 

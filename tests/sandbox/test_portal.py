@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import UsageError
-from headrace.sandbox.leases import Leases
 from headrace.sandbox.pool import Pool
+from headrace.sandbox.pool.leases import Leases
 from headrace.sandbox.portal import Portal
 from headrace.sandbox.spec import SandboxFailure
 from sandbox_support import QUICK, SPEC, FakeBackend, nothing_left

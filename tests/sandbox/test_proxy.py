@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import UsageError
-from headrace.sandbox.allowlist import AllowList, is_public, parse_endpoint
-from headrace.sandbox.proxy import EgressProxy, ProxyLimits
+from headrace.sandbox.egress.allowlist import AllowList, is_public, parse_endpoint
+from headrace.sandbox.egress.proxy import EgressProxy, ProxyLimits
 from proxy_support import Reply, echo, origin, proxy, recorder, send
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import StorageError
-from headrace.sandbox.leases import Leases
 from headrace.sandbox.plain import PlainBackend
-from headrace.sandbox.reaper import reap
+from headrace.sandbox.pool.leases import Leases
+from headrace.sandbox.pool.reaper import reap
 from sandbox_support import SPEC, Clock, FakeBackend, FakeSandbox
 
 KILLED = """
 import asyncio, os, signal, sys, time
-from headrace.sandbox.leases import Leases
+from headrace.sandbox.pool.leases import Leases
 from headrace.sandbox.plain import PlainBackend
 from headrace.sandbox.spec import Isolation, Network, SandboxSpec
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import UsageError
-from headrace.sandbox.sandlock import SandlockBackend
+from headrace.sandbox.sandlock.backend import SandlockBackend
 from headrace.sandbox.spec import (
     BoxLimits,
     ExecLimits,
@@ -198,7 +198,7 @@ def test_the_death_of_the_runner_is_a_crash_and_then_the_sandbox_is_gone() -> No
         call = asyncio.ensure_future(shell(box, "sleep 27.1828004"))
         while not alive("sleep\x0027.1828004"):
             await asyncio.sleep(0.01)
-        [runner] = alive("sandlock_runner.py")
+        [runner] = alive("sandlock/runner.py")
         os.kill(runner, signal.SIGKILL)
         result = await call
         assert (result.outcome, result.exit_code, result.signal) == (Outcome.CRASH, None, None)
@@ -668,7 +668,7 @@ def test_what_it_cannot_give_is_refused_and_leaves_nothing() -> None:
 
     asyncio.run(run())
     assert list((state_root() / "sandlock").iterdir()) == []
-    assert alive("sandlock_runner.py") == []
+    assert alive("sandlock/runner.py") == []
 
 
 def test_a_create_that_is_cancelled_anywhere_leaves_nothing() -> None:
@@ -679,7 +679,7 @@ def test_a_create_that_is_cancelled_anywhere_leaves_nothing() -> None:
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        assert alive("sandlock_runner.py") == []
+        assert alive("sandlock/runner.py") == []
         await backend.aclose()
 
     for after_s in (0.0, 0.02, 0.06):
@@ -689,7 +689,7 @@ def test_a_create_that_is_cancelled_anywhere_leaves_nothing() -> None:
 
 MANAGER = """
 import asyncio, os, signal
-from headrace.sandbox.sandlock import SandlockBackend
+from headrace.sandbox.sandlock.backend import SandlockBackend
 from headrace.sandbox.spec import Isolation, SandboxSpec
 async def run():
     box = await SandlockBackend().create(SandboxSpec(isolation=Isolation.PROCESS), id="orphan")
@@ -707,7 +707,7 @@ def test_a_killed_manager_takes_its_boxes_along_and_reap_removes_the_rest() -> N
     code = MANAGER.format(mark=mark, end="os.kill(os.getpid(), signal.SIGKILL)")
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
     deadline = time.monotonic() + 10
-    while alive(mark) or alive("sandlock_runner.py"):
+    while alive(mark) or alive("sandlock/runner.py"):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert len(list((state_root() / "sandlock").iterdir())) == 2
@@ -721,7 +721,7 @@ def test_reap_ends_a_box_whose_runner_was_killed_before_its_manager() -> None:
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as manager:
         assert manager.stdout is not None
         assert manager.stdout.readline() == b"ready\n"
-        [runner] = alive("sandlock_runner.py")
+        [runner] = alive("sandlock/runner.py")
         os.kill(runner, signal.SIGKILL)
         manager.kill()
     assert SandlockBackend().reap(["orphan"]) == ["orphan"]

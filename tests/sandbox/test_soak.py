@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.sandbox.leases import Leases
 from headrace.sandbox.oci.backend import OciBackend
-from headrace.sandbox.reaper import reap
+from headrace.sandbox.pool.leases import Leases
+from headrace.sandbox.pool.reaper import reap
 
 pytestmark = pytest.mark.skipif(
     OciBackend().available() is not None, reason=f"oci: {OciBackend().available()}"

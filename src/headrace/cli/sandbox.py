@@ -71,7 +71,7 @@ def ls(json: Json = False) -> None:
     from dataclasses import asdict
 
     from headrace.observe.console import format_duration
-    from headrace.sandbox.leases import Leases
+    from headrace.sandbox.pool.leases import Leases
 
     with Leases() as leases:
         now = leases.clock()

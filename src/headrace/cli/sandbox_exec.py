@@ -22,7 +22,7 @@ from pathlib import Path
 from headrace.cli.output import relay, report, tell
 from headrace.errors import HeadraceError, UsageError
 from headrace.sandbox import registry
-from headrace.sandbox.leases import Lease, Leases, State
+from headrace.sandbox.pool.leases import Lease, Leases, State
 from headrace.sandbox.spec import (
     Backend,
     BoxLimits,

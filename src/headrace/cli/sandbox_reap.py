@@ -9,9 +9,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from headrace.errors import HeadraceError
-from headrace.sandbox import reaper, registry
-from headrace.sandbox.leases import Leases
-from headrace.sandbox.reaper import Reaped, Unreaped
+from headrace.sandbox import registry
+from headrace.sandbox.pool import reaper
+from headrace.sandbox.pool.leases import Leases
+from headrace.sandbox.pool.reaper import Reaped, Unreaped
 from headrace.sandbox.spec import Backend, SandboxFailure
 from headrace.sandbox.state import state_root
 

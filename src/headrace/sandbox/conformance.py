@@ -175,7 +175,7 @@ def _chosen(only: Collection[str] | None) -> list[Promise]:
 
 
 async def _make_and_run(lab: Lab) -> None:
-    box = await lab.sandbox()
+    box: object = await lab.sandbox()
     if not isinstance(box, Sandbox):
         raise Broken("what it creates is no Sandbox")
     result = await box.exec(["sh", "-c", "echo it works"])

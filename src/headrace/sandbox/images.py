@@ -8,7 +8,6 @@ trees themselves.
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -63,7 +62,9 @@ def _directory(path: Path) -> Image:
             hint="for example: debootstrap stable DIR, or podman export NAME | tar -x -C DIR",
         )
     if any(mark in str(root) for mark in ":,\\"):
-        raise UsageError("the path of an image may hold no colon, comma or backslash", where=name_of(root))
+        raise UsageError(
+            "the path of an image may hold no colon, comma or backslash", where=name_of(root)
+        )
     about = root.stat()
     text = f"{root}\0{about.st_dev}\0{about.st_ino}\0{about.st_mtime_ns}"
     return Image(hashlib.sha256(text.encode()).hexdigest()[:16], root)
@@ -101,7 +102,7 @@ def _skeleton(root: Path) -> None:
     for name in _LINKED:
         host = Path("/") / name
         if host.is_symlink():
-            (root / name).symlink_to(os.readlink(host))
+            (root / name).symlink_to(host.readlink())
     for name in _CONFIGURATION:
         source, target = Path("/") / name, root / name
         target.parent.mkdir(parents=True, exist_ok=True)

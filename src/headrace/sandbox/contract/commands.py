@@ -45,7 +45,7 @@ async def exit_codes(lab: Lab) -> None:
 async def signals(lab: Lab) -> None:
     """A command that a signal ended has that signal and no exit code."""
     box = await lab.sandbox()
-    for name, number in (("TERM", 15), ("KILL", 9), ("ABRT", 6)):
+    for name, number in (("TERM", 15), ("KILL", 9), ("ABRT", 6), ("PIPE", 13)):
         result = await box.exec(["sh", "-c", f"kill -{name} $$"])
         expect(
             (result.outcome, result.exit_code, result.signal) == (Outcome.RESULT, None, number),
@@ -146,7 +146,8 @@ async def environment(lab: Lab) -> None:
     """A command has the specification's environment, its own over it, and not the manager's."""
     box = await lab.sandbox(env=(("FROM_SPEC", "spec"), ("BOTH", "spec")))
     result = await succeed(box, "env", env={"BOTH": "exec", "ODD": "a=b 'c'"})
-    seen = dict(line.partition("=")[::2] for line in result.stdout.text.splitlines())
+    lines = [line.partition("=") for line in result.stdout.text.splitlines()]
+    seen = {name: value for name, _, value in lines}
     expect(seen.get("FROM_SPEC") == "spec", "the specification's environment is missing")
     expect(seen.get("BOTH") == "exec", "the command's environment does not win")
     expect(seen.get("ODD") == "a=b 'c'", f"a value came out as {seen.get('ODD')!r}")

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import secrets
 import tempfile
+from collections.abc import Awaitable
 from pathlib import Path
 
 from headrace.errors import HeadraceError, UsageError
@@ -132,7 +133,7 @@ async def closing(lab: Lab) -> None:
     await asyncio.gather(box.close(), box.close())
     await box.close()
     await gone([mark], "after close")
-    calls = {
+    calls: dict[str, Awaitable[object]] = {
         "exec": box.exec(["true"]),
         "put_file": box.put_file("x", b""),
         "get_file": box.get_file("x"),

@@ -23,6 +23,7 @@ from typing import Any
 
 from headrace.errors import UsageError
 from headrace.sandbox import images
+from headrace.sandbox.egress import EgressProxy
 from headrace.sandbox.oci import build, bundle, cgroups
 from headrace.sandbox.oci.box import PROXY_PORT, Box
 from headrace.sandbox.oci.client import Keeper, homes
@@ -30,7 +31,6 @@ from headrace.sandbox.oci.control import Control
 from headrace.sandbox.oci.handle import OciSandbox
 from headrace.sandbox.oci.keeper import CGROUP
 from headrace.sandbox.oci.layers import Layers
-from headrace.sandbox.proxy import EgressProxy
 from headrace.sandbox.spec import (
     Capabilities,
     Isolation,

@@ -22,10 +22,10 @@ from headrace.sandbox.spec import (
 )
 
 if TYPE_CHECKING:
+    from headrace.sandbox.egress import EgressProxy
     from headrace.sandbox.images import Image
     from headrace.sandbox.oci.backend import OciBackend
     from headrace.sandbox.oci.client import Keeper
-    from headrace.sandbox.proxy import EgressProxy
 
 __all__ = ["PROXY_PORT", "Box"]
 

@@ -2,8 +2,8 @@
 without an OCI runtime (class `process`).
 
 It stands on the package sandlock (`pip install headrace[sandlock]`), and adds what that lacks
-for whole machines with a file tree: see `sandlock_runner` for the view of the machine, and
-`sandlock_inside` for what runs in a box. Every command of a sandbox is in one confinement, so
+for whole machines with a file tree: see `runner` for the view of the machine, and
+`inside` for what runs in a box. Every command of a sandbox is in one confinement, so
 limits hold for all of them together.
 
 What was found of sandlock 0.9.0, and what follows from it here:
@@ -35,10 +35,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace.sandbox.allowlist import parse_endpoint
+from headrace.sandbox.egress.allowlist import parse_endpoint
 from headrace.sandbox.process import kill_tree
-from headrace.sandbox.sandlock_box import Box
-from headrace.sandbox.sandlock_sandbox import SHARED, SandlockSandbox
+from headrace.sandbox.sandlock.box import Box
+from headrace.sandbox.sandlock.handle import SHARED, SandlockSandbox
 from headrace.sandbox.shelf import Shelf, box_directory, remove_tree, unpacking_lacks
 from headrace.sandbox.spec import (
     Backend,
@@ -205,7 +205,7 @@ def _config(spec: SandboxSpec, id: str) -> dict[str, Any]:
     prefix = Path(sys.base_prefix).resolve()
     if not prefix.is_relative_to("/usr") and not prefix.is_relative_to("/opt"):
         mounts.append([str(prefix), str(prefix)])
-    source = Path(__file__).with_name("sandlock_inside.py").read_text()
+    source = Path(__file__).with_name("inside.py").read_text()
     return {
         "id": id,
         "user": _user(id),

@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from types import MappingProxyType
 
-from headrace.sandbox.allowlist import Address, AllowList, Endpoint
-from headrace.sandbox.proxy_http import (
+from headrace.sandbox.egress.allowlist import Address, AllowList, Endpoint
+from headrace.sandbox.egress.http import (
     BadMessage,
     Request,
     parse_request,

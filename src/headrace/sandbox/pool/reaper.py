@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headrace.errors import HeadraceError
-from headrace.sandbox.leases import Lease, Leases
+from headrace.sandbox.pool.leases import Lease, Leases
 from headrace.sandbox.spec import Backend
 
 __all__ = ["Reaped", "Unreaped", "reap"]

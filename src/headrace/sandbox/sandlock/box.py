@@ -1,7 +1,7 @@
 """The host's end of a sandlock box: its runner process, and commands sent to what is inside.
 
-May be known by the sandlock backend; knows the two programs `sandlock_runner` (beside the box)
-and `sandlock_inside` (in it), which it starts and talks to by sockets.
+May be known by the sandlock backend; knows the two programs `runner` (beside the box)
+and `inside` (in it), which it starts and talks to by sockets.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Box:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._runner = subprocess.Popen(
-                [sys.executable, "-I", str(_HERE / "sandlock_runner.py"), *_packages()],
+                [sys.executable, "-I", str(_HERE / "runner.py"), *_packages()],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors,

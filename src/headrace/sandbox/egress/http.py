@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headrace.sandbox.allowlist import Endpoint, parse_endpoint
+from headrace.sandbox.egress.allowlist import Endpoint, parse_endpoint
 
 __all__ = ["BadMessage", "Request", "parse_request", "parse_response", "send_body"]
 

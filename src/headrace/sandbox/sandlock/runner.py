@@ -1,6 +1,6 @@
 """The process beside a sandlock box: it makes the box's view of the machine and confines it.
 
-Run as a program, isolated, by `headrace.sandbox.sandlock_box`; it imports the standard library
+Run as a program, isolated, by `headrace.sandbox.sandlock.box`; it imports the standard library
 and sandlock, and nothing of headrace imports it. sandlock's own supervisor (its answers to
 seccomp notifications) is threads of this process, outside the box and out of its reach.
 

@@ -15,9 +15,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from headrace.sandbox.handle import PooledSandbox
-from headrace.sandbox.leases import Lease, State
-from headrace.sandbox.options import PoolOptions
+from headrace.sandbox.pool.handle import PooledSandbox
+from headrace.sandbox.pool.leases import Lease, State
+from headrace.sandbox.pool.options import PoolOptions
 from headrace.sandbox.spec import Backend, Sandbox, SandboxSpec
 
 __all__ = ["Member", "Roster", "Ticket"]

@@ -14,11 +14,12 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 
 from headrace.errors import HeadraceError, StorageError
-from headrace.sandbox.breaker import Attempt, Breaker
-from headrace.sandbox.leases import Lease, Leases, State
-from headrace.sandbox.options import PoolOptions
+from headrace.sandbox.pool.breaker import Attempt, Breaker
+from headrace.sandbox.pool.leases import Lease, Leases, State
+from headrace.sandbox.pool.options import PoolOptions
+from headrace.sandbox.pool.roster import Member
+from headrace.sandbox.pool.stats import Recorder
 from headrace.sandbox.registry import fitting, spec_digest
-from headrace.sandbox.roster import Member
 from headrace.sandbox.spec import (
     Backend,
     Sandbox,
@@ -27,7 +28,6 @@ from headrace.sandbox.spec import (
     SandboxRefused,
     SandboxSpec,
 )
-from headrace.sandbox.stats import Recorder
 
 __all__ = ["Starter", "within"]
 

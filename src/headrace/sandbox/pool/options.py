@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 
 from headrace.errors import UsageError
-from headrace.sandbox.breaker import BreakerPolicy
+from headrace.sandbox.pool.breaker import BreakerPolicy
 
 __all__ = ["PoolOptions"]
 

@@ -20,7 +20,7 @@ from typing import IO, Any, Protocol
 from headrace.errors import UsageError
 from headrace.sandbox.capture import Collector, stdin_file
 from headrace.sandbox.process import Watch, Why, in_thread
-from headrace.sandbox.sandlock_box import Box, Run
+from headrace.sandbox.sandlock.box import Box, Run
 from headrace.sandbox.spec import (
     ExecLimits,
     Outcome,

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from headrace.errors import UsageError
-from headrace.sandbox.engine_cli import Engine
-from headrace.sandbox.engine_files import complete, only_of, without_top
-from headrace.sandbox.engine_scripts import (
+from headrace.sandbox.egress.proxy import EgressProxy, listen_in_namespace
+from headrace.sandbox.engine.cli import Engine
+from headrace.sandbox.engine.files import complete, only_of, without_top
+from headrace.sandbox.engine.scripts import (
     NEEDED,
     PACK,
     PACK_ALL,
@@ -33,9 +34,8 @@ from headrace.sandbox.engine_scripts import (
     limited,
     redirected,
 )
-from headrace.sandbox.engine_view import BoxView, Counters, Process
+from headrace.sandbox.engine.view import BoxView, Counters, Process
 from headrace.sandbox.process import Command, Ended, in_thread, run_command
-from headrace.sandbox.proxy import EgressProxy, listen_in_namespace
 from headrace.sandbox.spec import (
     ExecLimits,
     Outcome,

@@ -21,12 +21,14 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 
 from headrace.errors import HeadraceError, StorageError, UsageError
-from headrace.sandbox.background import Background
-from headrace.sandbox.handle import PooledSandbox
-from headrace.sandbox.leases import Leases, State
-from headrace.sandbox.options import PoolOptions
-from headrace.sandbox.reaper import reap
-from headrace.sandbox.roster import Member, Roster, Ticket
+from headrace.sandbox.pool.background import Background
+from headrace.sandbox.pool.handle import PooledSandbox
+from headrace.sandbox.pool.leases import Leases, State
+from headrace.sandbox.pool.options import PoolOptions
+from headrace.sandbox.pool.reaper import reap
+from headrace.sandbox.pool.roster import Member, Roster, Ticket
+from headrace.sandbox.pool.starter import Starter, within
+from headrace.sandbox.pool.stats import PoolStats, Recorder
 from headrace.sandbox.spec import (
     Backend,
     Sandbox,
@@ -35,8 +37,6 @@ from headrace.sandbox.spec import (
     SandboxRefused,
     SandboxSpec,
 )
-from headrace.sandbox.starter import Starter, within
-from headrace.sandbox.stats import PoolStats, Recorder
 
 __all__ = ["Pool", "PoolOptions"]
 

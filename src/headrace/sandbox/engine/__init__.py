@@ -1,0 +1,1 @@
+"""Sandboxes in podman and docker, through their command lines."""
