@@ -33,7 +33,14 @@ ALL_LIMITS = frozenset({"memory_mb", "disk_mb", "cpus", "processes", "open_files
 LIMITS = ExecLimits()
 OTHER = replace(SPEC, workdir="/elsewhere")
 QUICK = PoolOptions(
-    most=4, starting=2, wait_s=5, backoff_s=0.001, backoff_most_s=0.002, close_s=2, beat_s=60
+    calm_s=0.0,
+    most=4,
+    starting=2,
+    wait_s=5,
+    backoff_s=0.001,
+    backoff_most_s=0.002,
+    close_s=2,
+    beat_s=60,
 )
 
 
@@ -223,6 +230,7 @@ class FakeSandbox:
 
 async def settled(pool: Pool) -> None:
     """Wait until nothing of the pool is starting or closing (5 s at most)."""
+    await asyncio.sleep(0.001)  # a refill begins in a later round of the loop
     async with asyncio.timeout(5):
         while (stats := pool.stats()).starting or any(
             each.closing for each in stats.backends.values()

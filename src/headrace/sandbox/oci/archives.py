@@ -31,7 +31,7 @@ class TooLarge(Exception):
     """More than the caller's limit."""
 
 
-def become(namespace: int, group: Path, uid: int) -> None:
+def become(namespace: int, root: str, group: Path, uid: int) -> None:
     """Enter the tree, the memory group and the user of a sandbox, for good.
 
     From then on no module can be imported: the interpreter would look for it in that tree.
@@ -39,7 +39,7 @@ def become(namespace: int, group: Path, uid: int) -> None:
     sys.meta_path.clear()
     group.write_text("0")
     mounts.enter(namespace)
-    os.chroot("/box")
+    os.chroot(root)
     os.chdir("/")
     os.setgroups([])
     os.setresgid(uid, uid, uid)

@@ -192,6 +192,7 @@ class OciBackend:
             await box.fresh()
             box.groups.reset_peak()
             await box.begin()
+            await box.prepare()
         return OciSandbox(box)
 
     async def dispose(self, box: Box) -> None:

@@ -59,6 +59,8 @@ class Box:
         self.frozen: tuple[Layer, ...] = ()
         self.live: Layer | None = None
         self.own_scratch = 0
+        self.root = 0
+        self.touched = bool(spec.init)
         self.snapshots: set[str] = set()
         self.counts = cgroups.Counts(0, 0, 0)
         self.proxy: EgressProxy | None = None
@@ -77,13 +79,14 @@ class Box:
         old, self.own_scratch = self.own_scratch, layers.new_scratch()
         below, self.frozen = self.frozen, ()
         self.uid = 700_000_000 + 2 * secrets.randbelow(500_000_000)
+        self.touched = bool(self.spec.init)
         freed = layers.let_go(below) + (layers.release(old) if old else [])
         first = Layer(self.own_scratch, 0)
         await self._show(first, size_mb=self.spec.limits.disk_mb, drop=freed)
 
     async def freeze(self) -> SnapshotRef:
         """A snapshot of the tree; a new live layer is on top of it."""
-        await self.reset()
+        await self._end_all()
         assert self.live is not None
         stack = Stack((self.live, *self.frozen), self.uid)
         ref = self.backend.layers.remember(stack)
@@ -94,10 +97,15 @@ class Box:
 
     async def restore(self, stack: Stack) -> None:
         """The tree of a snapshot, with nothing of what came after."""
-        await self.reset()
+        await self._end_all()
         old = self.live
         await self._stand_on(stack, without=old)
         await self.begin()
+
+    async def _end_all(self) -> None:
+        if self.touched:
+            await self.reset()
+            self.touched = bool(self.spec.init)
 
     async def reset(self) -> bool:
         """End every process; whether the kernel holds nothing else of them (shared memory)."""
@@ -143,7 +151,7 @@ class Box:
         drop: Sequence[int],
         without: Layer | None,
     ) -> None:
-        await keeper.ask(
+        self.root = await keeper.ask(
             "show",
             id=self.id,
             live=[live.scratch, live.number],
@@ -164,10 +172,10 @@ class Box:
 
     async def begin(self) -> None:
         """What a new tree begins with: the specification's own process, which is left running,
-        and a child that waits for the first command."""
+        and soon a child that waits for the first command."""
         if self.spec.init:
             await self._start_init()
-        await self.prepare()
+        self.prepare_soon()
 
     async def prepare(self) -> None:
         """Have a child wait in a control group for the next command: after a while without
@@ -249,6 +257,7 @@ class Box:
             cpu_s=limits.cpu_s or 0,
             file_mb=limits.file_mb or 0,
             open_files=self.spec.limits.open_files,
+            root=self.root,
             prepared=True,
         )
 
@@ -265,6 +274,7 @@ class Box:
             cpu_s=0,
             file_mb=limit_mb,
             open_files=self.spec.limits.open_files,
+            root=self.root,
             mode=mode,
         )
 

@@ -2,7 +2,7 @@
 
 A pure function from a specification to `config.json`. The container holds one program, the
 supervisor, in an empty read-only root; the file tree in which commands run is mounted below it
-at /box by the keeper and can be exchanged while the container lives.
+at /box0 or /box1 by the keeper and can be exchanged while the container lives.
 """
 
 from __future__ import annotations

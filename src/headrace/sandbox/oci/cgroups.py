@@ -122,7 +122,7 @@ def find(pid: int, tail: str) -> Groups:
         if v2 and number == "0":
             found = dict.fromkeys((*_NEEDED, "freezer"), ROOT / path.lstrip("/"))
         elif not v2 and controllers:
-            for name in controllers.split(","):
+            for name in controllers.removeprefix("name=").split(","):
                 found[name] = ROOT / name / path.lstrip("/")
     missing = [name for name in (*_NEEDED, "freezer") if name not in found]
     if missing:

@@ -87,6 +87,7 @@ class Command:
         group: Path | None = None
         try:
             async with box.changing:
+                box.touched = True
                 group = box.take_group()
                 await self._start(message, group, stdin)
             reply = await self._wait(ending, group)
@@ -233,6 +234,7 @@ async def move_file(
     ends = [stream, null] if mode is wire.Mode.WRITE_FILE else [null, stream]
     try:
         async with box.changing:
+            box.touched = True
             await box.control.send(message, [*ends, null])
         async with asyncio.timeout(_MOVE_S):
             reply = await ending

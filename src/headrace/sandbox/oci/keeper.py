@@ -38,6 +38,8 @@ LONGEST_MESSAGE = 128 * 1024
 _START_S = 60.0
 _END_S = 20.0
 _SPARE = 2
+_CALM_S = 0.02
+_MOST_CHORES = 48
 
 
 @dataclass(slots=True)
@@ -45,7 +47,7 @@ class _Container:
     pid: int
     namespace: int
     groups: cgroups.Groups
-    shows: bool = False
+    root: str | None = None
 
 
 class _Keeper:
@@ -59,7 +61,9 @@ class _Keeper:
         self._early: dict[int, int] = {}
         self._children: dict[int, int] = {}
         self._starting: dict[str, asyncio.Task[Any]] = {}
+        self._leaving: dict[str, asyncio.Task[Any]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._tidying: asyncio.TimerHandle | None = None
         self._over = asyncio.Event()
         self._trees = Trees(home)
         if (v2 := cgroups.hybrid_v2()) and Path(runtime[0]).name == "crun":
@@ -88,6 +92,8 @@ class _Keeper:
             if self._starting:
                 await asyncio.wait(list(self._starting.values()))
             await asyncio.gather(*(self._end(id) for id in list(self._containers)))
+            if self._leaving:
+                await asyncio.wait(list(self._leaving.values()))
         for task in self._tasks:
             task.cancel()
         self._trees.close()
@@ -109,10 +115,11 @@ class _Keeper:
             os.set_inheritable(fd, False)
         self._background(self._handle(json.loads(data), fds))
 
-    def _background(self, work: Coroutine[Any, Any, Any]) -> None:
+    def _background(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
@@ -136,6 +143,16 @@ class _Keeper:
             await asyncio.get_running_loop().sock_sendall(
                 self._manager, json.dumps(answer).encode()
             )
+        self._tidy_soon()
+
+    def _tidy_soon(self) -> None:
+        """Chores are for when nobody asks for anything, but they are not put off for ever."""
+        if self._tidying is not None:
+            self._tidying.cancel()
+        self._trees.tidy(leave=_MOST_CHORES)
+        if self._trees.untidy:
+            loop = asyncio.get_running_loop()
+            self._tidying = loop.call_later(_CALM_S, self._trees.tidy)
 
     # --- processes -------------------------------------------------------------------------
 
@@ -190,6 +207,8 @@ class _Keeper:
         assert task is not None
         self._starting[id] = task
         try:
+            if id in self._leaving:
+                await asyncio.wait([self._leaving[id]])
             return await self._start_now(id, message, fds[0])
         finally:
             del self._starting[id]
@@ -236,7 +255,7 @@ class _Keeper:
             await self._ended(container.pid)
         os.close(container.namespace)
         container.groups.remove()
-        await self._forget(id)
+        self._leaving[id] = self._background(self._forget_later(id))
 
     async def _clean(self, id: str, pid_file: Path) -> None:
         """After a failed start: whatever part of the container exists."""
@@ -245,6 +264,15 @@ class _Keeper:
                 os.kill(int(pid_file.read_text()), signal.SIGKILL)
         cgroups.sweep(CGROUP, lambda name: name == id)
         await self._forget(id)
+
+    async def _forget_later(self, id: str) -> None:
+        """What a dead container leaves of the runtime's; a failure keeps it for the next sweep."""
+        try:
+            await self._forget(id)
+        except (SandboxFailure, OSError) as error:
+            print(f"{id}: {error}", file=sys.stderr, flush=True)
+        finally:
+            del self._leaving[id]
 
     async def _forget(self, id: str) -> None:
         """Have the runtime remove its own record of a container that is dead."""
@@ -256,8 +284,11 @@ class _Keeper:
 
     # --- trees -----------------------------------------------------------------------------
 
-    async def _show(self, message: dict[str, Any], fds: list[int]) -> None:
-        """Put a tree with a new live layer into a container; `size_mb` makes its scratch."""
+    async def _show(self, message: dict[str, Any], fds: list[int]) -> int:
+        """Put a tree with a new live layer into a container; `size_mb` makes its scratch.
+
+        Answers at which of the two places it is.
+        """
         container = self._container(message)
         live, image = Layer(*message["live"]), Path(message["image"])
         if size := message["size_mb"]:
@@ -267,21 +298,26 @@ class _Keeper:
         else:
             points = [target for _, target in message["programs"]]
             self._trees.first_layer(live, image, message["workdir"], message["uid"], points)
-        replaces, container.shows = container.shows, False
+        old, container.root = container.root, None
+        new = "/box1" if old == "/box0" else "/box0"
         self._trees.show(
             container.namespace,
             live,
             [Layer(*pair) for pair in message["frozen"]],
             image,
             [(source, target) for source, target in message["programs"]],
-            replaces=replaces,
+            at=new,
+            instead_of=old,
         )
-        container.shows = True
+        container.root = new
         for scratch in message["drop"]:
             self._trees.drop_scratch(int(scratch))
         if message["without"]:
-            child = self._trees.delete_layer(Layer(*message["without"]))
-            self._background(self._ended(child))
+            asyncio.get_running_loop().call_soon(self._delete, Layer(*message["without"]))
+        return int(new == "/box1")
+
+    def _delete(self, layer: Layer) -> None:
+        self._background(self._ended(self._trees.delete_layer(layer)))
 
     async def _drop(self, message: dict[str, Any], fds: list[int]) -> None:
         for scratch in message["scratches"]:
@@ -301,10 +337,15 @@ class _Keeper:
             "copy_out": lambda: archives.copy_out(path, fds[0], limit),
         }
         move = moves[message["move"]]
+        root = container.root
+        if root is None:
+            raise SandboxFailure("the sandbox has no file tree", where=str(message["id"]))
         reader, writer = os.pipe2(os.O_CLOEXEC)
 
         def work() -> None:
-            archives.become(container.namespace, container.groups.joining, int(message["uid"]))
+            archives.become(
+                container.namespace, root, container.groups.joining, int(message["uid"])
+            )
             move()
 
         child = archives.in_child(work, writer)

@@ -24,6 +24,7 @@ __all__ = [
     "no_new_privileges",
     "overlay",
     "private_namespace",
+    "protect",
     "tmpfs",
     "within",
 ]
@@ -32,10 +33,11 @@ _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 1, 2, 4, 32
 _MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
 _MNT_DETACH = 2
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
-_OPEN_TREE, _MOVE_MOUNT, _OPENAT2 = 428, 429, 437
+_OPEN_TREE, _MOVE_MOUNT, _OPENAT2, _MOUNT_SETATTR = 428, 429, 437, 442
+_ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV, _AT_EMPTY_PATH = 1, 2, 4, 0x1000
 _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 4, 8
 _OPEN_TREE_CLONE, _OPEN_TREE_CLOEXEC, _AT_RECURSIVE = 1, os.O_CLOEXEC, 0x8000
-_MOVE_MOUNT_F_EMPTY_PATH = 4
+_MOVE_MOUNT_F_EMPTY_PATH, _MOVE_MOUNT_T_EMPTY_PATH = 4, 0x40
 _AT_FDCWD = -100
 _PR_SET_NO_NEW_PRIVS, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 38, 4, 36
 
@@ -104,18 +106,24 @@ def within(root: str, path: str) -> int:
         os.close(top)
 
 
+def protect(tree: int) -> None:
+    """Nothing can be written through a lifted tree, nor set-user-id programs gain (5.12)."""
+    attributes = struct.pack("QQQQ", _ATTR_RDONLY | _ATTR_NOSUID | _ATTR_NODEV, 0, 0, 0)
+    flags = _AT_EMPTY_PATH | _AT_RECURSIVE
+    done = _libc.syscall(_MOUNT_SETATTR, tree, b"", flags, attributes, len(attributes))
+    _check(done, "mount_setattr")
+
+
 def lift(path: str) -> int:
     """A copy of the mounts at and below `path` that is mounted nowhere; a descriptor."""
     flags = _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | _AT_RECURSIVE
     return _check(_libc.syscall(_OPEN_TREE, _AT_FDCWD, path.encode(), flags), path)
 
 
-def attach(tree: int, target: str) -> None:
-    """Mount a lifted tree at `target`."""
-    done = _libc.syscall(
-        _MOVE_MOUNT, tree, b"", _AT_FDCWD, target.encode(), _MOVE_MOUNT_F_EMPTY_PATH
-    )
-    _check(done, target)
+def attach(tree: int, point: int) -> None:
+    """Mount a lifted tree at the directory of a descriptor."""
+    flags = _MOVE_MOUNT_F_EMPTY_PATH | _MOVE_MOUNT_T_EMPTY_PATH
+    _check(_libc.syscall(_MOVE_MOUNT, tree, b"", point, b"", flags), "move_mount")
 
 
 def detach(path: str) -> None:

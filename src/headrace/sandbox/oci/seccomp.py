@@ -31,6 +31,9 @@ _FORBIDDEN = (
 _UNKNOWN = ("io_uring_enter", "io_uring_register", "io_uring_setup", "clone3")
 """Answered as if the kernel had never heard of them, so that libraries take the older call."""
 
+_ARCHITECTURES = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
+"""Calls by any other convention of the processor (32-bit ones on x86-64) end the process."""
+
 _NEW_NAMESPACES = (0x10000000, 0x20000, 0x4000000, 0x8000000, 0x20000000, 0x40000000, 0x2000000)
 _FAMILIES = (40, 38, 17, 29, 31, 44)
 """vsock, alg, packet, can, bluetooth, xdp."""
@@ -58,9 +61,7 @@ def profile() -> dict[str, Json]:
     ]
     return {
         "defaultAction": "SCMP_ACT_ALLOW",
-        "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32"]
-        if _is_x86()
-        else ["SCMP_ARCH_AARCH64", "SCMP_ARCH_ARM"],
+        "architectures": [_ARCHITECTURES[platform.machine()]],
         "syscalls": [
             {"names": list(_FORBIDDEN), "action": "SCMP_ACT_ERRNO", "errnoRet": _EPERM},
             {"names": list(_UNKNOWN), "action": "SCMP_ACT_ERRNO", "errnoRet": _ENOSYS},
@@ -68,8 +69,3 @@ def profile() -> dict[str, Json]:
             *families,
         ],
     }
-
-
-def _is_x86() -> bool:
-
-    return platform.machine() in ("x86_64", "AMD64")

@@ -1,7 +1,7 @@
 /* PID 1 of a sandbox: starts commands, reaps what they leave, and ends when its owner does.
  *
  * It serves one SOCK_SEQPACKET socket, descriptor 3. A request may carry descriptors. Commands
- * run in the file tree mounted at /box, in a session of their own, without any privilege; their
+ * run in a file tree mounted at /box0 or /box1, in a session of their own, without any privilege; their
  * streams are the owner's pipes, so no byte of a command passes through here. When the socket
  * closes, this process ends, and the kernel ends every process of its namespace with it.
  *
@@ -37,7 +37,7 @@ enum mode { COMMAND = 0, WRITE_FILE = 1, READ_FILE = 2 };
 enum kind { ENDED = 1, FAILED = 2, DONE = 3, SOCKET = 4 };
 
 struct request {
-  uint32_t op, tag, uid, gid, cpu_s, file_mb, open_files, argc, envc, mode, prepared;
+  uint32_t op, tag, uid, gid, cpu_s, file_mb, open_files, argc, envc, mode, prepared, root;
   /* then: cwd, argv[argc], env[envc], each with its NUL */
 };
 
@@ -221,7 +221,7 @@ static void become_the_command(size_t length, const int *fds, int failure) {
   char **argv, **env, *cwd;
   if (parse(length, &cwd, &argv, &env)) give_up(failure, 0);
   if (setsid() < 0) give_up(failure, 5);
-  if (chroot("/box") || chdir("/")) give_up(failure, 6);
+  if (chroot(request->root ? "/box1" : "/box0") || chdir("/")) give_up(failure, 6);
   if (bound(RLIMIT_CORE, 0) || bound(RLIMIT_NOFILE, request->open_files)) give_up(failure, 7);
   if (request->cpu_s && bound(RLIMIT_CPU, request->cpu_s)) give_up(failure, 7);
   uint64_t file_bytes = (uint64_t)request->file_mb << 20;
@@ -409,13 +409,14 @@ static int leave_abstract_sockets(void) {
 }
 
 int main(void) {
+  if (fcntl(CONTROL, F_SETFD, FD_CLOEXEC)) return 3;
   if (leave_abstract_sockets()) return 3;
   sigset_t children;
   sigemptyset(&children);
   sigaddset(&children, SIGCHLD);
   if (sigprocmask(SIG_BLOCK, &children, NULL)) return 3;
   int ended = signalfd(-1, &children, SFD_CLOEXEC | SFD_NONBLOCK);
-  if (ended < 0 || fcntl(CONTROL, F_SETFD, FD_CLOEXEC)) return 3;
+  if (ended < 0) return 3;
   struct pollfd watched[2] = {{CONTROL, POLLIN, 0}, {ended, POLLIN, 0}};
   for (;;) {
     if (poll(watched, 2, -1) < 0 && errno != EINTR) return 3;

@@ -8,10 +8,14 @@ image. Paths are relative to the keeper's directory, to keep overlay's options s
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
 import shutil
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from headrace.sandbox.oci import mounts
@@ -45,6 +49,8 @@ class Trees:
         self._enter_home()
         for name in ("s", "t"):
             Path(name).mkdir(exist_ok=True)
+        self._numbers = itertools.count()
+        self._chores: deque[Callable[[], None]] = deque()
         self._own = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
 
     def _enter_home(self) -> None:
@@ -57,10 +63,19 @@ class Trees:
         mounts.tmpfs(str(path), size_mb)
 
     def drop_scratch(self, number: int) -> None:
-        """Let go of it; the kernel frees it when no tree shows it any more."""
-        path = Path("s") / str(number)
-        mounts.detach(str(path))
-        path.rmdir()
+        """Let go of it, by and by; the kernel frees it when no tree shows it any more."""
+        self._chores.append(lambda: _unmount(Path("s") / str(number)))
+
+    @property
+    def untidy(self) -> int:
+        """How many chores wait."""
+        return len(self._chores)
+
+    def tidy(self, *, leave: int = 0) -> None:
+        """Do what could wait, unmounting above all, for which the kernel waits for everybody
+        who might still look; `leave` the youngest chores for later."""
+        while len(self._chores) > leave:
+            self._chores.popleft()()
 
     def close(self) -> None:
         """Let go of every scratch."""
@@ -125,30 +140,39 @@ class Trees:
         image: Path,
         programs: list[tuple[str, str]],
         *,
-        replaces: bool,
+        at: str,
+        instead_of: str | None,
     ) -> None:
-        """Mount a tree at /box of a container, in the place of the one there, if any.
+        """Mount a tree at `at` in a container; the one at `instead_of` goes.
 
         `frozen` uppermost first. Nothing may run in the old tree.
         """
-        if replaces:
-            self._in(namespace, lambda: mounts.detach("/box"))
         lowers = [str(layer.path / "u") for layer in frozen] + [str(image)]
         if sum(len(path) + 1 for path in lowers) > _MOST_OPTIONS:
-            raise OSError(7, "too many snapshots on top of each other", "/box")
-        mounts.overlay("t", lowers, str(live.path / "u"), str(live.path / "w"), userxattr=False)
+            raise OSError(errno.E2BIG, "too many snapshots on top of each other", at)
+        place = Path("t") / str(next(self._numbers))
+        place.mkdir()
+        upper, work = str(live.path / "u"), str(live.path / "w")
+        mounts.overlay(str(place), lowers, upper, work, userxattr=False)
+        self._chores.append(lambda: _unmount(place))
+        tree = mounts.lift(str(place))
+        hung = [(mounts.lift(source), target) for source, target in programs]
+        for program, _ in hung:
+            mounts.protect(program)
+        hung.append((mounts.lift(str(live.path / "m")), "/dev/shm"))
         try:
-            for source, target in programs:
-                _lay_over(source, target)
-            tree = mounts.lift("t")
+            self._in(namespace, lambda: _hang(tree, hung, at))
         finally:
-            mounts.detach("t")
-        memory = mounts.lift(str(live.path / "m"))
+            for fd in (tree, *(program for program, _ in hung)):
+                os.close(fd)
+        if instead_of is not None:
+            self._chores.append(partial(self._take_away, os.dup(namespace), instead_of))
+
+    def _take_away(self, namespace: int, at: str) -> None:
         try:
-            self._in(namespace, lambda: _hang(tree, memory))
+            self._in(namespace, lambda: mounts.detach(at))
         finally:
-            os.close(tree)
-            os.close(memory)
+            os.close(namespace)
 
     def _in(self, namespace: int, action: Callable[[], None]) -> None:
         """Do something in a container's mount namespace, and come back whatever happens."""
@@ -160,27 +184,29 @@ class Trees:
             self._enter_home()
 
 
-def _lay_over(source: str, target: str) -> None:
-    """A host directory over the tree at `t`, whatever links a candidate put on the way."""
-    point = mounts.within("t", target)
-    try:
-        mounts.bind(source, f"/proc/self/fd/{point}")
-    finally:
-        os.close(point)
-    point = mounts.within("t", target)
-    try:
-        mounts.make_read_only(f"/proc/self/fd/{point}")
-    finally:
-        os.close(point)
+def _unmount(path: Path) -> None:
+    mounts.detach(str(path))
+    path.rmdir()
 
 
-def _hang(tree: int, memory: int) -> None:
-    mounts.attach(tree, "/box")
+def _hang(tree: int, hung: list[tuple[int, str]], at: str) -> None:
+    """A tree at `at`, and in it devices, processes and what is hung over it, whatever links a
+    candidate put on the way to its place."""
+    _attach(tree, "/", at)
     try:
-        mounts.bind("/proc", "/box/proc")
-        mounts.make_read_only("/box/proc")
-        mounts.bind("/dev", "/box/dev")
-        mounts.attach(memory, "/box/dev/shm")
+        mounts.bind("/proc", f"{at}/proc")
+        mounts.make_read_only(f"{at}/proc")
+        mounts.bind("/dev", f"{at}/dev")
+        for program, target in hung:
+            _attach(program, at, target)
     except OSError:
-        mounts.detach("/box")
+        mounts.detach(at)
         raise
+
+
+def _attach(tree: int, root: str, target: str) -> None:
+    point = mounts.within(root, target)
+    try:
+        mounts.attach(tree, point)
+    finally:
+        os.close(point)

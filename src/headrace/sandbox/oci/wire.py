@@ -14,7 +14,7 @@ __all__ = ["LONGEST", "REPLY_BYTES", "Kind", "Mode", "Op", "Reply", "command", "
 LONGEST = 160 * 1024
 """Most bytes of a command with its arguments and environment."""
 
-_REQUEST = struct.Struct("<11I")
+_REQUEST = struct.Struct("<12I")
 _REPLY = struct.Struct("<IIiiQQ")
 REPLY_BYTES = _REPLY.size
 
@@ -69,7 +69,7 @@ class Reply:
 
 def request(op: Op, tag: int, *, port: int = 0) -> bytes:
     """All but EXEC; LISTEN on a port of the sandbox's loopback."""
-    return _REQUEST.pack(op, tag, 0, 0, 0, 0, 0, port, 0, 0, 0)
+    return _REQUEST.pack(op, tag, 0, 0, 0, 0, 0, port, 0, 0, 0, 0)
 
 
 def command(
@@ -82,6 +82,7 @@ def command(
     cpu_s: int,
     file_mb: int,
     open_files: int,
+    root: int,
     mode: Mode = Mode.COMMAND,
     prepared: bool = False,
 ) -> bytes:
@@ -99,5 +100,5 @@ def command(
             where=repr(argv[0][:80]),
             hint="put long input into a file or on stdin",
         )
-    counts = (len(argv), len(env), mode, prepared)
+    counts = (len(argv), len(env), mode, prepared, root)
     return _REQUEST.pack(Op.EXEC, tag, uid, uid, cpu_s, file_mb, open_files, *counts) + data

@@ -23,6 +23,7 @@ class PoolOptions:
     - `fallback`: whether a backend that keeps failing is left for the next of its class or a
       stronger one;
     - `beat_s`, `reap_s`: between two signs of life, and two looks for what dead owners left;
+    - `calm_s`: a refill begins that long after a loan, so that the borrower has the machine;
     - `check_after_s`: an idle sandbox is asked for its health after that long.
     """
 
@@ -40,6 +41,7 @@ class PoolOptions:
     fallback: bool = False
     beat_s: float = 5.0
     reap_s: float = 60.0
+    calm_s: float = 0.02
     check_after_s: float = 5.0
     breaker: BreakerPolicy = field(default_factory=BreakerPolicy)
 

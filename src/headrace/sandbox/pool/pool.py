@@ -119,7 +119,7 @@ class Pool:
             while True:
                 member = await self._obtain(ticket)
                 if await self._fit(member) and (handle := self._lend(member)) is not None:
-                    self._fill()
+                    self._fill_soon()
                     return handle
 
     async def give_back(self, sandbox: Sandbox, *, broken: bool = False) -> None:
@@ -447,6 +447,10 @@ class Pool:
                 await self.tend()
             except StorageError as error:
                 self._background.not_written(error)
+
+    def _fill_soon(self) -> None:
+        """Let the borrower begin first: a start takes the machine from it."""
+        asyncio.get_running_loop().call_later(self.options.calm_s, self._fill)
 
     def _fill(self) -> None:
         """Start what is lacking of the warm ones, as far as nobody is kept waiting by it."""
