@@ -17,7 +17,15 @@ from typing import Any
 
 import pytest
 
-from abuse_support import LIMITS, Cell, Rig, eventually, resident_mb, rig_with_nothing_left
+from abuse_support import (
+    HIERARCHIES,
+    LIMITS,
+    Cell,
+    Rig,
+    eventually,
+    resident_mb,
+    rig_with_nothing_left,
+)
 from headrace.errors import UsageError
 from headrace.sandbox import (
     BoxLimits,
@@ -114,15 +122,16 @@ def test_a_bomb_of_memory_kills_its_command_and_nothing_else(cell: Cell) -> None
     one = cell.python("held = b'x' * (1 << 30)")
     assert (one.outcome, one.signal, one.oom) == (Outcome.MEMORY, signal.SIGKILL, True)
     many = cell.python(
-        "import os, time\n"
+        "import os, signal, time\n"
         "for _ in range(20):\n"
         "    if os.fork() == 0:\n"
         "        held = bytearray(os.urandom(1 << 20)) * 30\n"
         "        time.sleep(60)\n"
         "        os._exit(0)\n"
-        "for _ in range(20):\n"
-        "    if os.wait()[1]:\n"
-        "        raise SystemExit(3)\n",
+        "killed = os.wait()[1]\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "os.killpg(0, signal.SIGTERM)\n"
+        "raise SystemExit(killed)\n",
         timeout_s=20,
     )
     assert (many.outcome, many.oom) == (Outcome.MEMORY, True)
@@ -442,7 +451,8 @@ def test_creation_cancelled_at_every_wait_leaves_nothing(rig: Rig) -> None:
         id = rig.name()
         if rig.run(create(step, id)):
             break
-        assert not list(Path("/sys/fs/cgroup").glob(f"*/headrace/{id}")), step
+        left = f"*/headrace/{id}"
+        assert eventually(lambda left=left: not list(HIERARCHIES.glob(left))), step
         again = rig.run(rig.backend.create(SandboxSpec(limits=LIMITS), id=id))
         rig.run(again.close())
     else:

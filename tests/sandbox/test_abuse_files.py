@@ -43,7 +43,7 @@ def cell(rig: Rig) -> Generator[Cell]:
 def test_a_full_disk_is_the_candidate_s_and_ends_with_its_files(cell: Cell) -> None:
     full = cell.sh("cat /dev/zero > fill")
     assert full.outcome is Outcome.DISK
-    with pytest.raises(UsageError, match="full"):
+    with pytest.raises(UsageError):
         cell.put_file("more", bytes(2**20))
     assert cell.sh("rm fill").ok
 
@@ -98,9 +98,9 @@ def test_links_without_number_meet_a_limit(cell: Cell) -> None:
 
 def test_a_file_that_only_seems_large_costs_nobody_anything(cell: Cell, tmp_path: Path) -> None:
     assert cell.sh("truncate -s 1T sparse").ok
-    with pytest.raises(UsageError, match="limit"):
+    with pytest.raises(UsageError):
         cell.get_file("sparse")
-    with pytest.raises(UsageError, match="limit"):
+    with pytest.raises(UsageError):
         cell.get("sparse", tmp_path / "out", limit_mb=2)
     assert (tmp_path / "out").stat().st_size <= 2 * 2**20
     assert cell.sh("cat sparse > copy").outcome is Outcome.DISK

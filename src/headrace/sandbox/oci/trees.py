@@ -79,6 +79,7 @@ class Trees:
 
     def close(self) -> None:
         """Let go of every scratch."""
+        self.tidy()
         for path in Path("s").iterdir():
             mounts.detach(str(path))
 
