@@ -171,7 +171,8 @@ def traces(home: Path, mark: str) -> list[str]:
     """Groups, keepers' directories, mounts and processes of sandboxes with that mark."""
     found = [str(path) for path in HIERARCHIES.glob(f"*/headrace/{mark}*")]
     found += [str(path) for path in HIERARCHIES.glob(f"headrace/{mark}*")]
-    found += [str(path) for path in (home / "s" / "oci").glob("*")]
+    homes = (home / "s" / "oci").glob("*")
+    found += [f"{path}: {(path / 'log').read_text(errors='replace')}" for path in homes]
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     found += [line for line in mounts if str(home) in line or mark in line]
     for path in Path("/proc").iterdir():

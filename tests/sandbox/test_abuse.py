@@ -125,7 +125,7 @@ def test_a_bomb_of_memory_kills_its_command_and_nothing_else(cell: Cell) -> None
         "import os, signal, time\n"
         "for _ in range(20):\n"
         "    if os.fork() == 0:\n"
-        "        held = bytearray(os.urandom(1 << 20)) * 30\n"
+        "        held = bytearray(os.urandom(1 << 20)) * 100\n"
         "        time.sleep(60)\n"
         "        os._exit(0)\n"
         "killed = os.wait()[1]\n"

@@ -49,6 +49,7 @@ class Trees:
         self._enter_home()
         for name in ("s", "t"):
             Path(name).mkdir(exist_ok=True)
+        self._old: dict[tuple[int, str], int] = {}
         self._numbers = itertools.count()
         self._chores: deque[Callable[[], None]] = deque()
         self._own = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
@@ -151,6 +152,7 @@ class Trees:
         lowers = [str(layer.path / "u") for layer in frozen] + [str(image)]
         if sum(len(path) + 1 for path in lowers) > _MOST_OPTIONS:
             raise OSError(errno.E2BIG, "too many snapshots on top of each other", at)
+        self._take_away(namespace, at)
         place = Path("t") / str(next(self._numbers))
         place.mkdir()
         upper, work = str(live.path / "u"), str(live.path / "w")
@@ -167,13 +169,17 @@ class Trees:
             for fd in (tree, *(program for program, _ in hung)):
                 os.close(fd)
         if instead_of is not None:
-            self._chores.append(partial(self._take_away, os.dup(namespace), instead_of))
+            self._old[namespace, instead_of] = os.dup(namespace)
+            self._chores.append(partial(self._take_away, namespace, instead_of))
 
     def _take_away(self, namespace: int, at: str) -> None:
-        try:
-            self._in(namespace, lambda: mounts.detach(at))
-        finally:
-            os.close(namespace)
+        """Unmount the tree that was replaced there, if that was not done yet."""
+        kept = self._old.pop((namespace, at), None)
+        if kept is not None:
+            try:
+                self._in(kept, lambda: mounts.detach(at))
+            finally:
+                os.close(kept)
 
     def _in(self, namespace: int, action: Callable[[], None]) -> None:
         """Do something in a container's mount namespace, and come back whatever happens."""
