@@ -211,17 +211,19 @@ async def _changes(pool: Pool, sandbox: Sandbox, megabytes: int, size: Size) -> 
         raise RuntimeError(f"cannot fill the tree: {result}")
     times: dict[str, list[float]] = {"snapshot": [], "rollback": [], "fork": []}
     for number in range(size.times // 2):
+        await _step(sandbox, f"echo {number} > new")
         began = time.perf_counter()
         ref = await sandbox.snapshot()
         times["snapshot"].append((time.perf_counter() - began) * 1e3)
-        await sandbox.exec(["sh", "-c", f"rm f1; echo {number} > new"])
+        await _step(sandbox, "rm f1")
         times["rollback"].append(await _clock(sandbox.restore(ref)))
         if number % 5 == 0:
+            await _step(sandbox, f"echo {number} > forked")
             began = time.perf_counter()
             (child,) = await pool.fork(sandbox, 1)
             times["fork"].append((time.perf_counter() - began) * 1e3)
             listing = await child.exec(["sh", "-c", "ls | wc -l"])
-            if listing.stdout.text.strip() != str(megabytes):
+            if listing.stdout.text.strip() != str(megabytes + 2):
                 raise RuntimeError(f"a fork has another tree: {listing}")
             await pool.give_back(child)
             await asyncio.sleep(0.1)
@@ -229,6 +231,14 @@ async def _changes(pool: Pool, sandbox: Sandbox, megabytes: int, size: Size) -> 
         Row(what=f"{what}, {megabytes} MB tree", peer="-", unit="ms", ours=tuple(values), most=10)
         for what, values in times.items()
     ]
+
+
+async def _step(sandbox: Sandbox, script: str) -> None:
+    """What comes between changes of the tree: a command, and a policy that thinks."""
+    result = await sandbox.exec(["sh", "-c", script])
+    if not result.ok:
+        raise RuntimeError(f"a command failed: {result}")
+    await asyncio.sleep(0.02)
 
 
 async def _sustained(backend: OciBackend, leases: Leases, size: Size) -> list[Row]:

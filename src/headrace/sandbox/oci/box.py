@@ -60,7 +60,8 @@ class Box:
         self.live: Layer | None = None
         self.own_scratch = 0
         self.root = 0
-        self.touched = bool(spec.init)
+        self.running = 0
+        self.left_over = bool(spec.init)
         self.snapshots: set[str] = set()
         self.counts = cgroups.Counts(0, 0, 0)
         self.proxy: EgressProxy | None = None
@@ -79,7 +80,7 @@ class Box:
         old, self.own_scratch = self.own_scratch, layers.new_scratch()
         below, self.frozen = self.frozen, ()
         self.uid = 700_000_000 + 2 * secrets.randbelow(500_000_000)
-        self.touched = bool(self.spec.init)
+        self.left_over = bool(self.spec.init)
         freed = layers.let_go(below) + (layers.release(old) if old else [])
         first = Layer(self.own_scratch, 0)
         await self._show(first, size_mb=self.spec.limits.disk_mb, drop=freed)
@@ -103,9 +104,10 @@ class Box:
         await self.begin()
 
     async def _end_all(self) -> None:
-        if self.touched:
+        """End what runs, if anything does: a command whose group could be removed left nothing."""
+        if self.running or self.left_over:
             await self.reset()
-            self.touched = bool(self.spec.init)
+            self.left_over = bool(self.spec.init)
 
     async def reset(self) -> bool:
         """End every process; whether the kernel holds nothing else of them (shared memory)."""

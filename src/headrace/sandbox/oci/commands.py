@@ -80,15 +80,15 @@ class Command:
     ) -> Result:
         box, loop = self._box, asyncio.get_running_loop()
         tag = box.control.next_tag()
-        message = box.command(tag, argv, env, cwd, user, self._limits)
         began = loop.time()
         timer = loop.call_later(timeout_s, self._end, Outcome.TIMEOUT)
         ending = box.control.expect(tag)
         group: Path | None = None
         try:
             async with box.changing:
-                box.touched = True
+                message = box.command(tag, argv, env, cwd, user, self._limits)
                 group = box.take_group()
+                box.running += 1
                 await self._start(message, group, stdin)
             reply = await self._wait(ending, group)
             return await self._result(reply, loop.time() - began)
@@ -103,8 +103,8 @@ class Command:
                 stream.close()
             box.prepare_soon()
             if group is not None:
-                with contextlib.suppress(OSError):
-                    group.rmdir()
+                box.running -= 1
+                _remove(box, group)
 
     async def _start(self, message: bytes, group: Path, stdin: bytes) -> None:
         theirs = self._pipes(stdin)
@@ -211,6 +211,16 @@ def _ending(reply: wire.Reply) -> tuple[int | None, int | None, bytes]:
     raise SandboxFailure(f"the supervisor failed at step {reply.extra}: {reason}")
 
 
+def _remove(box: Box, group: Path) -> None:
+    """The group of a command that has ended; one with processes in it stays."""
+    try:
+        group.rmdir()
+    except FileNotFoundError:
+        return
+    except OSError:
+        box.left_over = True
+
+
 async def _kill(group: Path) -> None:
     """End every process of a command's group, without blocking others."""
     async with asyncio.timeout(_KILL_S):
@@ -228,13 +238,12 @@ async def move_file(
     Raises UsageError for what the user may not do there, or a full disk.
     """
     tag = box.control.next_tag()
-    message = box.file_message(tag, mode, path, user, limit_mb)
     ending = box.control.expect(tag)
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     ends = [stream, null] if mode is wire.Mode.WRITE_FILE else [null, stream]
     try:
         async with box.changing:
-            box.touched = True
+            message = box.file_message(tag, mode, path, user, limit_mb)
             await box.control.send(message, [*ends, null])
         async with asyncio.timeout(_MOVE_S):
             reply = await ending
