@@ -203,7 +203,8 @@ class Box:
             self._preparing = asyncio.ensure_future(self._prepare_now())
 
     async def _prepare_now(self) -> None:
-        with contextlib.suppress(Died):
+        # Who reaps a sandbox takes its groups first; the next call finds out that it is gone.
+        with contextlib.suppress(Died, FileNotFoundError):
             async with self.changing:
                 await self.prepare()
 
