@@ -373,6 +373,20 @@ def test_an_allow_list_reaches_one_port_of_this_machine_and_nothing_else(state: 
     assert not traces(state, "web")
 
 
+def test_only_a_sandbox_with_the_whole_network_knows_the_resolver(state: Path) -> None:
+    async def use() -> None:
+        backend = OciBackend()
+        for kind, ends in (("full", True), ("none", False)):
+            network = Network(kind="full") if kind == "full" else Network()
+            box = await backend.create(SandboxSpec(network=network), id=f"names-{kind}")
+            there = await box.exec(["test", "-e", "/etc/resolv.conf"])
+            assert there.ok is (ends and Path("/etc/resolv.conf").exists())
+        await backend.aclose()
+
+    asyncio.run(use())
+    assert not traces(state, "names")
+
+
 def test_limits_must_make_sense() -> None:
     with pytest.raises(UsageError, match="disk_mb"):
         BoxLimits(memory_mb=64, disk_mb=64)

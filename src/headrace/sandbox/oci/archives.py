@@ -48,12 +48,14 @@ def become(namespace: int, root: str, group: Path, uid: int) -> None:
     mounts.no_new_privileges()
 
 
-def in_child(work: Callable[[], None], answer: int) -> int:
-    """Fork; the child does `work`, writes its error or {} to `answer` and ends."""
+def in_child(work: Callable[[], None], answer: int, needs: list[int]) -> int:
+    """Fork; the child does `work`, writes its error or {} to `answer` and ends. It keeps no
+    descriptor of the keeper's but those that it `needs`."""
     child = os.fork()
     if child:
         return child
     try:
+        _close_all_but({*needs, answer, 0, 1, 2})
         said: dict[str, str] = {}
         try:
             work()
@@ -72,6 +74,15 @@ def in_child(work: Callable[[], None], answer: int) -> int:
         os.write(answer, json.dumps(short).encode())
     finally:
         os._exit(0)
+
+
+def _close_all_but(kept: set[int]) -> None:
+    below = 0
+    for fd in sorted(kept):
+        if below < fd:  # an empty range from 0 would be taken for everything
+            os.closerange(below, fd)
+        below = fd + 1
+    os.closerange(below, os.sysconf("SC_OPEN_MAX"))
 
 
 def copy_in(archive: int, to: str) -> None:

@@ -162,6 +162,7 @@ class Box:
             programs=[[str(source), target] for source, target in self.programs()],
             workdir=self.spec.workdir,
             uid=self.uid,
+            online=self.spec.network.kind == "full",
             size_mb=size_mb,
             drop=list(drop),
             without=None if without is None else [without.scratch, without.number],

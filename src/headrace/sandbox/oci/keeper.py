@@ -297,7 +297,9 @@ class _Keeper:
             self._trees.next_layer(live)
         else:
             points = [target for _, target in message["programs"]]
-            self._trees.first_layer(live, image, message["workdir"], message["uid"], points)
+            self._trees.first_layer(
+                live, image, message["workdir"], message["uid"], points, online=message["online"]
+            )
         old, container.root = container.root, None
         new = "/box1" if old == "/box0" else "/box0"
         self._trees.show(
@@ -348,7 +350,7 @@ class _Keeper:
             )
             move()
 
-        child = archives.in_child(work, writer)
+        child = archives.in_child(work, writer, [*fds, container.namespace])
         os.close(writer)
         self._children[message["tag"]] = child
         try:

@@ -24,6 +24,7 @@ __all__ = ["Layer", "Trees"]
 
 _PASSWD = "{name}:x:{uid}:{uid}:{name}:/home/{name}:/bin/sh\n"
 _GROUP = "{name}:x:{uid}:\n"
+_RESOLVER = Path("/etc/resolv.conf")
 _MOST_OPTIONS = 4000
 
 
@@ -90,10 +91,17 @@ class Trees:
         return room.f_bfree * room.f_bsize < 2 * room.f_bsize or room.f_ffree < 2
 
     def first_layer(
-        self, layer: Layer, image: Path, workdir: str, uid: int, points: list[str]
+        self,
+        layer: Layer,
+        image: Path,
+        workdir: str,
+        uid: int,
+        points: list[str],
+        *,
+        online: bool,
     ) -> None:
-        """A live layer that has the users of a new sandbox, their directories, and `points` to
-        mount on."""
+        """A live layer that has the users of a new sandbox, their directories, `points` to
+        mount on, and if it is `online` the host's resolver."""
         self.next_layer(layer)
         upper = layer.path / "u"
         users = {"agent": uid, "verifier": uid + 1}
@@ -103,6 +111,8 @@ class Trees:
             text = base.read_text() if base.is_file() and not base.is_symlink() else ""
             text += "".join(form.format(name=user, uid=number) for user, number in users.items())
             (upper / "etc" / name).write_text(text)
+        if online and _RESOLVER.exists():
+            (upper / _RESOLVER.relative_to("/")).write_text(_RESOLVER.read_text())
         (upper / "home").mkdir()
         for user, number in users.items():
             home = upper / "home" / user
