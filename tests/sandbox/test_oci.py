@@ -116,6 +116,17 @@ def test_a_killed_manager_and_keeper_leave_what_the_next_start_removes(state: Pa
     assert not traces(state, "killed")
 
 
+def test_what_is_left_of_a_half_removed_keeper_goes_and_a_new_one_stays(state: Path) -> None:
+    OciBackend().reap([])
+    old, new = state / "oci" / "kold", state / "oci" / "knew"
+    for home in (old, new):
+        (home / "s" / "1").mkdir(parents=True)
+    os.utime(old, (0, 0))
+    OciBackend().reap([])
+    assert not old.exists()
+    assert new.exists()
+
+
 def keepers(state: Path) -> list[int]:
     found: list[int] = []
     for path in Path("/proc").iterdir():

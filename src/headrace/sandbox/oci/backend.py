@@ -15,6 +15,7 @@ import resource
 import shutil
 import socket
 import sys
+import time
 import weakref
 from collections.abc import Coroutine, Sequence
 from dataclasses import asdict
@@ -44,6 +45,7 @@ from headrace.sandbox.spec import (
 __all__ = ["OciBackend"]
 
 _RUNTIMES = ("crun", "runc")
+_NEW_S = 60.0
 _CAPABILITIES = Capabilities(
     isolation=Isolation.NAMESPACE,
     limits=frozenset({"memory_mb", "disk_mb", "cpus", "processes", "open_files"}),
@@ -245,11 +247,11 @@ def _allow_many_files() -> None:
 
 
 def _abandoned(home: Path) -> bool:
-    """Whether no keeper holds its lock; one that has just been made is left alone."""
+    """Whether no keeper holds its lock; one without a lock is new, or half removed for long."""
     try:
         lock = os.open(home / "lock", os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
-        return False
+        return home.is_dir() and time.time() - home.stat().st_mtime > _NEW_S
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
