@@ -84,8 +84,10 @@ class Cell:
     def members(self) -> list[int]:
         """Numbers, on this machine, of what runs inside."""
         groups = [HIERARCHIES / name / "headrace" / self.box.id for name in ("pids", ".")]
-        path = next(group for group in groups if group.is_dir()) / "cgroup.procs"
-        return [int(line) for line in path.read_text().split()]
+        group = next(group for group in groups if group.is_dir())
+        # On v2, who is in a command's group is not listed above it.
+        listings = [path.read_text() for path in group.rglob("cgroup.procs")]
+        return [int(line) for text in listings for line in text.split()]
 
     def processes(self) -> list[int]:
         """Those of them that are a candidate's: the supervisor and its helpers are root's."""
@@ -167,10 +169,15 @@ def _status(pid: int, name: str, gone: str) -> str:
     return next(line.partition(":")[2] for line in lines if line.startswith(f"{name}:"))
 
 
+def groups(pattern: str) -> list[str]:
+    """Control groups of sandboxes with such ids; in none or one group above them."""
+    forms = (f"headrace/{pattern}", f"*/headrace/{pattern}")
+    return [str(path) for form in forms for path in HIERARCHIES.glob(form)]
+
+
 def traces(home: Path, mark: str) -> list[str]:
     """Groups, keepers' directories, mounts and processes of sandboxes with that mark."""
-    found = [str(path) for path in HIERARCHIES.glob(f"*/headrace/{mark}*")]
-    found += [str(path) for path in HIERARCHIES.glob(f"headrace/{mark}*")]
+    found = groups(f"{mark}*")
     homes = (home / "s" / "oci").glob("*")
     found += [f"{path}: {(path / 'log').read_text(errors='replace')}" for path in homes]
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()

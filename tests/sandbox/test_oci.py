@@ -47,7 +47,8 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def traces(state: Path, marker: str) -> list[str]:
     """What is left of sandboxes whose id starts with `marker`: groups, homes, processes."""
-    groups = [str(path) for path in HIERARCHIES.glob(f"*/headrace/{marker}*")]
+    forms = (f"headrace/{marker}*", f"*/headrace/{marker}*")
+    groups = [str(path) for form in forms for path in HIERARCHIES.glob(form)]
     homes = [str(path) for path in (state / "oci").glob("*")]
     return groups + homes + processes(marker)
 

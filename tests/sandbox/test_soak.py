@@ -37,7 +37,11 @@ def leftovers(state: Path) -> dict[str, list[str]]:
                 found["processes"].append(command.replace("\0", " "))
         except OSError:
             continue
-    found["groups"] = [str(path) for path in Path("/sys/fs/cgroup").glob("*/headrace/*/")]
+    found["groups"] = [
+        str(path)
+        for form in ("headrace/*/", "*/headrace/*/")
+        for path in Path("/sys/fs/cgroup").glob(form)
+    ]
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     found["mounts"] = [line for line in mounts if mark in line]
     found["files"] = [str(path) for path in (state / "oci").glob("**/*")]

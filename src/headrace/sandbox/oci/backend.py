@@ -82,7 +82,7 @@ class OciBackend:
             return "it needs root"
         if self._runtime is None:
             return "no OCI runtime: apt-get install crun"
-        if "overlay" not in Path("/proc/filesystems").read_text():
+        if not _has_overlayfs():
             return "the kernel has no overlayfs"
         if build.compiler() is None:
             return "no C compiler for the supervisor: apt-get install gcc libc6-dev"
@@ -237,6 +237,13 @@ class OciBackend:
         for failure in failures:
             if isinstance(failure, BaseException):
                 raise failure
+
+
+def _has_overlayfs() -> bool:
+    """Loaded, or a module that the first mount loads."""
+    if "overlay" in Path("/proc/filesystems").read_text():
+        return True
+    return any(Path("/lib/modules", os.uname().release).glob("kernel/fs/overlayfs/overlay.ko*"))
 
 
 def _allow_many_files() -> None:

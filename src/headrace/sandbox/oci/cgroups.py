@@ -80,6 +80,12 @@ class Groups:
             peak = _number(memory / "memory.max_usage_in_bytes") or 0
         return Counts(kills, _field(pids / "pids.events", "max"), peak)
 
+    def forbid_swap(self) -> None:
+        """On v2 the limit of memory does not count what was swapped out: let nothing be."""
+        swap = self.by_controller["memory"] / "memory.swap.max"
+        if self.v2 and swap.exists():
+            swap.write_text("0")
+
     def reset_peak(self) -> None:
         """Start the peak of memory anew, where the kernel can (v1)."""
         if not self.v2:

@@ -225,6 +225,7 @@ class _Keeper:
             await self._run(argv, bundle / "log", control=control)
             pid = int(pid_file.read_text())
             groups = cgroups.find(pid, f"{CGROUP}/{id}")
+            groups.forbid_swap()
             if wrong := groups.enforced(limits, spare=_SPARE):
                 raise SandboxFailure(
                     f"the runtime does not enforce limits: {'; '.join(wrong)}",
