@@ -65,7 +65,9 @@ def soak(state: Path, count: int, seed: int) -> tuple[Counter[str], int]:
         ) as child:
             assert child.stdout is not None
             for seen, line in enumerate(child.stdout, start=1):
-                finished[line.split()[1]] += 1
+                said, kind = line.split()
+                assert said == "done", line
+                finished[kind] += 1
                 if seen == victim_after:
                     time.sleep(rng.uniform(0, 0.02))
                     if rng.random() < 0.3:
