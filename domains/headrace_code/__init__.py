@@ -1,0 +1,1 @@
+"""The task pack `code`: being written."""

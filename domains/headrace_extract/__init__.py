@@ -1,0 +1,1 @@
+"""The task pack `extract`: being written."""
