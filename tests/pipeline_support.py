@@ -22,6 +22,7 @@ SMALL: dict[str, Json] = {
     "play": {"groups": 4, "group_size": 4, "max_new_tokens": 8},
     "learner": {"learning_rate": 5e-3},
     "evaluate": {"items": 6},
+    "verify": {"audit": "off"},
     "checkpoint": {"every": 2},
     "stop": {"no_signal": 1000, "all_truncated": 1000},
 }
@@ -63,6 +64,9 @@ class Vowels:
             verifier=self.verifier.ref,
             answer=None,
         )
+
+    def wrong(self, task: Task) -> Sequence[str]:
+        return ("xyz",)
 
 
 class Pack:

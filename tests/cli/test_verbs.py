@@ -99,7 +99,7 @@ def test_keys_are_listed_with_type_and_default() -> None:
 
 def test_init_writes_a_recipe_that_is_valid_and_never_overwrites(tmp_path: Path) -> None:
     target = tmp_path / "new" / "mine"
-    made = headrace("init", str(target))
+    made = headrace("init", f"{target}.toml")
     assert (made.code, made.out) == (0, f"{target}.toml\n")
     assert load_recipe(made.out.strip()).recipe.name == "mine"
     before = Path(f"{target}.toml").read_text()

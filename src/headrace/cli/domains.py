@@ -74,6 +74,7 @@ def show(
     """
     from headrace.data.packs import Catalogue
     from headrace.errors import UsageError
+    from headrace.protocols import reference_of
 
     with Catalogue() as catalogue:
         domain = catalogue.open(name)
@@ -86,7 +87,7 @@ def show(
         shown: list[dict[str, JsonValue]] = []
         for index in range(count):
             task = domain.task(tier, index)
-            reference = _reference(task.answer)
+            reference = reference_of(domain, task)
             judge = domain.verifier.judge
             shown.append(
                 {
@@ -114,13 +115,6 @@ def show(
             emit(f"  reference: {task['reference']}")
             judged = f"reference {_score(task['score_of_reference'])}, {judged}"
         emit(f"  judged: {judged}\n")
-
-
-def _reference(answer: JsonValue) -> str | None:
-    """The reference answer as a text; packs that hide more beside it keep it under "answer"."""
-    if isinstance(answer, dict):
-        answer = answer.get("answer")
-    return None if answer is None else str(answer)
 
 
 def _score(score: float | None) -> str:

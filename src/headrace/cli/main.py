@@ -12,7 +12,7 @@ import typer
 from typer.main import get_command
 
 from headrace import __version__
-from headrace.cli import doctor, domains, models, recipes, runs, sandbox
+from headrace.cli import doctor, domains, init, models, recipes, runs, sandbox
 from headrace.cli.output import report
 from headrace.errors import HeadraceError, StorageError
 
@@ -29,7 +29,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 runs.register(app)
-recipes.register(app)
+init.register(app)
 app.add_typer(recipes.group, name="recipes")
 app.add_typer(models.group, name="models")
 app.add_typer(domains.group, name="domains")
@@ -60,7 +60,7 @@ def root(
     Start here:
       headrace run quickstart        train a real 135M model, in minutes on a CPU
       headrace show latest --open    see what it learned
-      headrace init mine             write a recipe of your own
+      headrace init my-domain        write tasks and a verifier of your own
     """
 
 

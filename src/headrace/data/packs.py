@@ -2,19 +2,24 @@
 
 A pack named `p` owns the domain `p` and every domain `p/...`, so that one domain is opened
 without importing the other packs, and a broken pack hurts only those who ask for it. Nothing
-in headrace imports a pack by name.
+in headrace imports a pack by name. A pack that is not installed is taken from the directory of
+its name, where there is one here with a `pyproject.toml` that announces it (`headrace init`).
 """
 
 from __future__ import annotations
 
 import difflib
+import sys
+import tomllib
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 
 from headrace.errors import RecipeError, UsageError
 from headrace.protocols import Domain, Pack
 from headrace.recipe import DomainSpec
+from headrace.types import Json
 
 __all__ = ["GROUP", "Catalogue"]
 
@@ -64,7 +69,7 @@ class Catalogue:
         """The domain of that exact name; RecipeError naming the nearest if there is none."""
         if name not in self._domains:
             owner = name.partition("/")[0]
-            if owner not in self._points or name not in self._names(owner):
+            if not self._has(owner) or name not in self._names(owner):
                 raise self._unknown(name)
             self._domains[name] = self._pack(owner).open(name)
         return self._domains[name]
@@ -95,12 +100,18 @@ class Catalogue:
         self._packs.clear()
         self._domains.clear()
 
+    def _has(self, owner: str) -> bool:
+        """Whether there is such a pack: installed, or announced by the directory of its name."""
+        if owner not in self._points and (point := _local(owner)) is not None:
+            self._points[owner] = point
+        return owner in self._points
+
     def _matches(self, name: str) -> list[str]:
         owner = name.partition("/")[0]
         if _is_pattern(owner):
             candidates = self.names()
         else:
-            candidates = self._names(owner) if owner in self._points else []
+            candidates = self._names(owner) if self._has(owner) else []
         if _is_pattern(name):
             found = [candidate for candidate in candidates if fnmatchcase(candidate, name)]
         else:
@@ -153,3 +164,25 @@ class Catalogue:
 
 def _is_pattern(name: str) -> bool:
     return not _WILD.isdisjoint(name)
+
+
+def _local(owner: str) -> EntryPoint | None:
+    """The entry point that `./OWNER/pyproject.toml` announces under that name, made importable.
+
+    UsageError if the file is no TOML.
+    """
+    directory = Path.cwd() / owner
+    project = directory / "pyproject.toml"
+    if Path(owner).name != owner or not project.is_file():
+        return None
+    try:
+        value: Json = tomllib.loads(project.read_text("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"not TOML: {error}", where=str(project)) from error
+    for key in ("project", "entry-points", GROUP, owner):
+        value = value.get(key) if isinstance(value, dict) else None
+    if not isinstance(value, str):
+        return None
+    if str(directory) not in sys.path:
+        sys.path.insert(0, str(directory))
+    return EntryPoint(owner, value, GROUP)

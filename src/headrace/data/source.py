@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from headrace.data.curriculum import Ladder, Move
+from headrace.data.honeypots import honeypot
 from headrace.errors import CheckpointError, RecipeError
 from headrace.protocols import Domain
 from headrace.recipe import DomainSpec, TaskSpec
@@ -23,6 +24,7 @@ __all__ = ["DomainStatus", "TaskSource"]
 
 _TRAIN_TRIES = 200
 _HELDOUT_TRIES = 2000
+_HONEYPOT_TRIES = 50
 _INDICES = 2**63
 
 
@@ -111,6 +113,21 @@ class TaskSource:
             where="tasks.domains",
             hint="start it at a higher first_tier, or leave it out",
         )
+
+    def honeypot(self, number: int) -> Task | None:
+        """The honeypot of that number (a step, say), None where no domain has one to offer.
+
+        A function of the seed, the number and the open tiers; no training task is used up.
+        """
+        for attempt in range(_HONEYPOT_TRIES):
+            key = _draw(self._seed, "honeypot", number, attempt)
+            name = self._domain_at(key)
+            domain, tier = self._domains[name], self._tier_at(key, self._ladders[name])
+            task = domain.task(tier, _draw(self._seed, "honeypot task", number, attempt))
+            planted = honeypot(domain, task) if task.split == "train" else None
+            if planted is not None:
+                return planted
+        return None
 
     def record(self, domain: str, tier: int, scores: Sequence[float | None]) -> list[Move]:
         """Count the scores of attempts at one tier of a domain; the moves they caused.

@@ -57,6 +57,7 @@ def format_step(line: StepLine) -> str:
         f"trunc {truncated:>4}",
         f"kl {_number(line.kl, 3):>6}",
         f"ent {_number(line.entropy, 2):>5}",
+        *([] if line.tricks is None else [f"hack {line.tricks:>4.0%}"]),
         f"{_number(line.tokens_per_second, 0):>4} tok/s",
         f"{_number(line.samples_per_second, 1):>4} smp/s",
         f"eta {eta}",

@@ -19,7 +19,8 @@ class StepLine:
     `step` counts from 1 to `steps`. `reward` is the mean score of the judged attempts (0..1)
     with its standard error; `heldout` the latest held-out score (0..1); `length` the mean of
     sampled tokens per attempt; `truncated` the share of attempts cut at the limit (0..1);
-    `kl` and `entropy` in nats per token; speeds per second of wall time; `eta` in seconds.
+    `kl` and `entropy` in nats per token; `tricks` the share of attempts in which a verifier saw
+    a known trick (0..1); speeds per second of wall time; `eta` in seconds.
 
     >>> StepLine(step=3, steps=20, reward=0.5).heldout is None
     True
@@ -34,6 +35,7 @@ class StepLine:
     truncated: float | None = None
     kl: float | None = None
     entropy: float | None = None
+    tricks: float | None = None
     tokens_per_second: float | None = None
     samples_per_second: float | None = None
     eta: float | None = None

@@ -8,30 +8,15 @@ it, so asynchrony changes where the verbs run, not what they say.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from headrace.algorithms.credit import Credit, assemble, credit
+from headrace.algorithms.credit import assemble, credit
 from headrace.environments.single_turn import Group, judge
-from headrace.pipeline.run import Run
+from headrace.pipeline.run import Learned, Played, Run
 from headrace.protocols import LearnerReport, UpdateReport
 from headrace.types import Floats, Sample, Trajectory
 
 __all__ = ["train"]
-
-
-@dataclass(frozen=True, slots=True)
-class Played:
-    """All attempts of a step, and those among them that are trained on."""
-
-    everything: list[Trajectory]
-    effective: list[Trajectory]
-
-
-@dataclass(frozen=True, slots=True)
-class Learned:
-    credit: Credit
-    reports: list[LearnerReport]
-    updates: list[UpdateReport]
 
 
 def train(run: Run) -> str:
@@ -42,8 +27,8 @@ def train(run: Run) -> str:
         run.begin_step()
         played = play(run)
         learned = learn(run, played.effective)
-        run.record(played.everything, learned.credit, learned.reports, learned.updates)
-        run.conclude(played.everything)
+        run.record(played, learned)
+        run.conclude(played)
         run.evaluate_if_due()
         run.checkpoint_if_due()
     return run.outcome
@@ -55,14 +40,22 @@ def play(run: Run) -> Played:
     while missing := run.groups_missing(everything, effective):
         wave = run.wave_key()
         groups = [admit(run, wave, index) for index in range(missing)]
-        attempts = run.recorded(wave, groups)
-        if attempts is None:
-            attempts = judge(run.player.play(groups, on_progress=run.sampling), run.verifiers)
-            run.keep(wave, attempts)
+        attempts = attempt(run, wave, groups)
         run.settle(wave, attempts)
         everything += attempts
         effective += run.effective(attempts)
-    return Played(everything, effective)
+    honeypot = run.honeypot()  # measured, never trained on
+    baited = attempt(run, run.wave_key(), [honeypot]) if honeypot else []
+    return Played(everything, effective, baited)
+
+
+def attempt(run: Run, wave: str, groups: list[Group]) -> list[Trajectory]:
+    """Play and judge the groups of a wave, unless an earlier life of the run has done it."""
+    attempts = run.recorded(wave, groups)
+    if attempts is None:
+        attempts = judge(run.player.play(groups, on_progress=run.sampling), run.verifiers)
+        run.keep(wave, attempts)
+    return attempts
 
 
 def admit(run: Run, wave: str, index: int) -> Group:

@@ -19,10 +19,12 @@ from headrace.data.source import TaskSource
 from headrace.environments.single_turn import Group, SingleTurn
 from headrace.errors import Interrupted, StorageError
 from headrace.evaluate.heldout import Evaluation, compare, evaluate
+from headrace.evaluate.statistics import Difference
 from headrace.observe.listener import Listener, StepLine
 from headrace.pipeline.slots import Slots
 from headrace.pipeline.stats import domain_payload, entropy_of, learning_payload, play_payload
 from headrace.pipeline.vigil import Vigil
+from headrace.pipeline.watch import Alert, Watch
 from headrace.policy.engine import TorchPolicy
 from headrace.policy.learner import TorchLearner
 from headrace.protocols import LearnerReport, UpdateReport, Verifier
@@ -34,7 +36,7 @@ from headrace.store.runs import RunDirectory
 from headrace.store.trajectories import WaveLog
 from headrace.types import Json, Task, Trajectory
 
-__all__ = ["Books", "Run"]
+__all__ = ["Books", "Learned", "Played", "Run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,24 @@ class Books:
     events: EventLog
     waves: WaveLog
     checkpoints: Checkpoints
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """All attempts of a step, those among them that are trained on, and those at a honeypot."""
+
+    everything: list[Trajectory]
+    effective: list[Trajectory]
+    baited: list[Trajectory]
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What credit made of a step's attempts, and the updates that came of it."""
+
+    credit: Credit
+    reports: list[LearnerReport]
+    updates: list[UpdateReport]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,6 +89,7 @@ class Run:
     kl: KlController
     entropy: EntropyController
     vigil: Vigil
+    watch: Watch
     stop_requested: Callable[[], bool]
     step: int = 0
     outcome: str | None = None
@@ -79,6 +100,7 @@ class Run:
     _played: float = 0.0
     _fresh: int = 0
     _score: float | None = None
+    _best: tuple[int, float] | None = None
 
     # --- a step --------------------------------------------------------------------------
 
@@ -170,6 +192,22 @@ class Run:
                     f"at a pass rate of {move.pass_rate:.2f}"
                 )
 
+    def honeypot(self) -> Group | None:
+        """The step's honeypot group, if one is due and a domain has one to offer."""
+        every = self.recipe.verify.honeypot_every
+        if every is None or self.step % every != 1 % every:
+            return None
+        task = self.source.honeypot(self.step)
+        group_id = f"{self.step:06d}.honeypot"
+        return None if task is None else Group(group_id, task, self.recipe.play.group_size)
+
+    def _alert(self, alerts: Sequence[Alert]) -> None:
+        for alert in alerts:
+            self.books.events.append(
+                "alert", self.step, {"alert": alert.kind, "message": alert.message}
+            )
+            self.listener.warning(f"alert ({alert.kind}): {alert.message}")
+
     def effective(self, attempts: Sequence[Trajectory]) -> list[Trajectory]:
         """The attempts of the groups that are trained on; the others give their slot back."""
         if not self.recipe.algorithm.dynamic_sampling:
@@ -202,25 +240,21 @@ class Run:
             self.kl.reference_was_reset()
             self.books.events.append("reference_reset", self.step, {})
 
-    def record(
-        self,
-        attempts: Sequence[Trajectory],
-        credit: Credit,
-        reports: Sequence[LearnerReport],
-        updates: Sequence[UpdateReport],
-    ) -> None:
+    def record(self, played: Played, learned: Learned) -> None:
         """Write the finished step down and say it in one line."""
+        attempts = played.everything
         now = time.perf_counter()
         seconds, learn = now - self._began, now - self._began - self._played
         payload = {
             "version": self.policy.version,
             **play_payload(attempts),
-            **learning_payload(credit, reports, updates),
+            **learning_payload(learned.credit, learned.reports, learned.updates),
             "signal": self.vigil.signal(attempts),
             "kl_coefficient": self.kl.coefficient,
             "entropy_coefficient": self.entropy.coefficient,
             "domains": domain_payload(attempts, self.source.status()),
             "slots": self.slots.ledger(),
+            "watch": self.watch.payload(attempts, played.baited),
         }
         tokens = sum(t.sampled_tokens for t in attempts)
         timing = {
@@ -230,7 +264,7 @@ class Run:
             "since_ready": now - self._ready,
             "samples_per_second": len(attempts) / seconds,
             "tokens_per_second": tokens / seconds,
-            "replayed": float(len(attempts) - self._fresh),
+            "replayed": float(len(attempts) + len(played.baited) - self._fresh),
         }
         self.books.events.append("step", self.step, payload, timing)
         self.books.directory.set_status("running", step=self.step, steps=self.recipe.steps)
@@ -248,14 +282,16 @@ class Run:
             truncated=payload["truncated"],
             kl=payload["kl_reference"],
             entropy=payload["entropy"],
+            tricks=payload["watch"]["tricks"],
             tokens_per_second=timing["tokens_per_second"],
             samples_per_second=timing["samples_per_second"],
             eta=(self.recipe.steps - self.step) * timing["seconds"],
         )
 
-    def conclude(self, attempts: Sequence[Trajectory]) -> None:
+    def conclude(self, played: Played) -> None:
         """Decide whether this was the last step; NoSignalError where going on is no use."""
-        mastered = self.vigil.observe(attempts)
+        self._alert(self.watch.observe(played.everything, played.baited))
+        mastered = self.vigil.observe(played.everything)
         if mastered is not None:
             self.outcome = mastered
         elif self.step == self.recipe.steps:
@@ -299,7 +335,20 @@ class Run:
             f"held-out after step {self.step}: {payload['score']:.3f} "
             f"[{payload['low']:.3f}, {payload['high']:.3f}] on {payload['n']} tasks"
         )
+        self._alert(self.watch.evaluated(self._against_best(evaluation)))
         return evaluation
+
+    def _against_best(self, evaluation: Evaluation) -> Difference | None:
+        """What changed since the best evaluation so far, which this one may become."""
+        confidence = self.recipe.evaluate.confidence
+        score = evaluation.estimate(confidence).score
+        best, change = self._best, None
+        if best is not None:
+            before = Evaluation.from_json(read_json(self.evaluation_path(best[0])))
+            change = compare(before, evaluation, confidence)
+        if best is None or score > best[1]:
+            self._best = (self.step, score)
+        return change
 
     def evaluation_path(self, step: int) -> Path:
         return self.books.directory.evals_path / "heldout" / f"step_{step:06d}.json"
@@ -353,6 +402,8 @@ class Run:
             "vigil": self.vigil.state(),
             "reference_moved": self.reference_moved,
             "score": self._score,
+            "watch": self.watch.state(),
+            "best": None if self._best is None else list(self._best),
         }
 
     def restore(self, state: Mapping[str, Json]) -> None:
@@ -367,6 +418,8 @@ class Run:
         self.vigil.restore(state["vigil"])
         self.reference_moved = bool(state["reference_moved"])
         self._score = state["score"]
+        self.watch.restore(state["watch"])
+        self._best = None if state["best"] is None else (state["best"][0], state["best"][1])
 
 
 def _by_group(attempts: Sequence[Trajectory]) -> list[list[Trajectory]]:

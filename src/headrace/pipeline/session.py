@@ -38,6 +38,7 @@ from headrace.pipeline.loop import train
 from headrace.pipeline.run import Books, Run
 from headrace.pipeline.slots import Slots
 from headrace.pipeline.vigil import Vigil
+from headrace.pipeline.watch import Watch
 from headrace.policy.engine import TorchPolicy
 from headrace.policy.learner import TorchLearner
 from headrace.policy.load import LoadedModel, load
@@ -229,6 +230,7 @@ def _assemble(
         kl=KlController(recipe.algorithm.kl),
         entropy=EntropyController(recipe.algorithm.entropy),
         vigil=Vigil(recipe.stop, batch_wide=recipe.algorithm.advantage == "reinforce++"),
+        watch=Watch(recipe.verify),
         stop_requested=stop_requested,
     )
     _continue(run)

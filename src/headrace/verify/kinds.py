@@ -13,7 +13,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Literal, Protocol, get_args, runtime_checkable
 
 from headrace.errors import UsageError
-from headrace.protocols import Domain, Verifier
+from headrace.protocols import Domain, Referenced, Verifier
 from headrace.types import Json, Message, Task, split_of
 
 __all__ = [
@@ -73,13 +73,6 @@ class Auditable(Protocol):
     def hints(self, task: Task) -> Mapping[str, str]: ...
 
     def near(self, task: Task, reference: str) -> Sequence[str]: ...
-
-
-@runtime_checkable
-class Referenced(Protocol):
-    """A domain that can say the text of an attempt that deserves full marks."""
-
-    def reference(self, task: Task) -> str | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from headrace.observe.report.heading import heading
 from headrace.observe.report.heldout import heldout
 from headrace.observe.report.markup import Html, tag
 from headrace.observe.report.transcripts import transcripts
+from headrace.observe.report.trust import trust
 from headrace.store.files import write_atomic
 
 __all__ = ["page", "write_report"]
@@ -61,6 +62,7 @@ def page(material: Material) -> str:
         heldout(material),
         curves(material),
         health(material),
+        trust(material),
         domains(material),
         transcripts(material),
         attempts(material),
