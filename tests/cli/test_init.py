@@ -64,7 +64,7 @@ def test_nothing_is_overwritten(here: Path) -> None:
     (here / "my-domain" / "my_domain.py").write_text("mine\n")
     again = headrace("init", "my-domain")
     assert again.code == 2
-    assert "there already" in again.err
+    assert "there is a file already" in again.err
     assert (here / "my-domain" / "my_domain.py").read_text() == "mine\n"
 
 

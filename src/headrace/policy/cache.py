@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from headrace.errors import InfrastructureError, StorageError
+from headrace.store.places import cache_root
 from headrace.types import canonical_json
 
 __all__ = [
@@ -114,15 +115,6 @@ class Filled:
 
     origin: Mapping[str, str]
     elsewhere: Path | None = None
-
-
-def cache_root() -> Path:
-    """$HEADRACE_CACHE, else $XDG_CACHE_HOME/headrace, else ~/.cache/headrace; absolute."""
-    if own := os.environ.get("HEADRACE_CACHE"):
-        return Path(own).expanduser().absolute()
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared).expanduser().absolute() / "headrace"
-    return Path.home() / ".cache" / "headrace"
 
 
 # --- writing -------------------------------------------------------------------------------

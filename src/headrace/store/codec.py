@@ -43,7 +43,13 @@ from headrace.types import (
     VersionSpan,
 )
 
-__all__ = ["FORMAT", "trajectory_from_json", "trajectory_to_json"]
+__all__ = [
+    "FORMAT",
+    "trajectory_from_json",
+    "trajectory_to_json",
+    "verdict_from_json",
+    "verdict_to_json",
+]
 
 FORMAT = 1
 """Version of the encoding; it changes whenever an old reader would misread a new file."""
@@ -70,7 +76,7 @@ def trajectory_to_json(trajectory: Trajectory) -> dict[str, Json]:
         "ending": trajectory.ending,
         "task": _task(trajectory.task),
         "turns": [_turn(turn) for turn in trajectory.turns],
-        "verdict": None if trajectory.verdict is None else _verdict(trajectory.verdict),
+        "verdict": None if trajectory.verdict is None else verdict_to_json(trajectory.verdict),
         "failure": None if trajectory.failure is None else _failure(trajectory.failure),
         "timings": jsonable(trajectory.timings, "timings"),
         "snapshots": list(trajectory.snapshots),
@@ -162,7 +168,8 @@ def _turn(turn: Turn) -> Json:
     }
 
 
-def _verdict(verdict: Verdict) -> Json:
+def verdict_to_json(verdict: Verdict) -> dict[str, Json]:
+    """The JSON object of a verdict; errors as of `trajectory_to_json`."""
     return {
         "score": jsonable(verdict.score, "score"),
         "verifier": _verifier(verdict.verifier),
@@ -213,6 +220,14 @@ def trajectory_from_json(value: Json) -> Trajectory:
             hint="the file was written by another version of headrace, or changed since",
         ) from error
     return trajectory
+
+
+def verdict_from_json(value: Json) -> Verdict:
+    """The verdict that `verdict_to_json` made `value` from. Raises StorageError."""
+    try:
+        return _read_verdict(_Object(value, "verdict"))
+    except ValueError as error:
+        raise StorageError(f"not a stored verdict: {error}") from error
 
 
 class _Object:
