@@ -53,6 +53,14 @@ def test_head_and_tail_are_kept_and_the_rest_is_counted(pieces: list[bytes], kee
         assert capture.truncated
 
 
+def test_the_tail_stays_exact_over_many_small_pieces() -> None:
+    pieces = [b"%07d" % number for number in range(30_000)]
+    whole = b"".join(pieces)
+    capture, counted = collected(pieces, 200)
+    assert counted == len(whole)
+    assert capture.data == whole[:100] + b"\n[209800 bytes left out]\n" + whole[-100:]
+
+
 def test_nothing_is_kept_of_an_empty_stream() -> None:
     assert collected([], 10)[0] == Capture(b"", 0)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import deque
 from collections.abc import Callable
 
 from headrace.sandbox.spec import Capture
@@ -33,8 +32,7 @@ class Collector:
         self._half = max(1, keep // 2)
         self._on_bytes = on_bytes
         self._head = bytearray()
-        self._tail: deque[bytes] = deque()
-        self._tail_bytes = 0
+        self._tail = bytearray()
         self._total = 0
         self._loop = asyncio.get_running_loop()
         self.ended = asyncio.Event()
@@ -55,10 +53,8 @@ class Collector:
 
     def capture(self) -> Capture:
         """What was kept so far."""
-        tail = b"".join(self._tail)
         room = 2 * self._half - len(self._head)
-        if len(tail) > room:
-            tail = tail[len(tail) - room :]
+        tail = bytes(self._tail[max(0, len(self._tail) - room) :])
         omitted = self._total - len(self._head) - len(tail)
         if omitted == 0:
             return Capture(bytes(self._head) + tail, self._total)
@@ -85,11 +81,9 @@ class Collector:
         if room > 0:
             self._head += piece[:room]
             piece = piece[room:]
-        if piece:
-            self._tail.append(piece)
-            self._tail_bytes += len(piece)
-        while self._tail and self._tail_bytes - len(self._tail[0]) >= self._half:
-            self._tail_bytes -= len(self._tail.popleft())
+        self._tail += piece
+        if len(self._tail) > 2 * self._half + _CHUNK:
+            del self._tail[: len(self._tail) - self._half]
 
 
 def stdin_file(data: bytes) -> int:
