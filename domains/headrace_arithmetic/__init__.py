@@ -1,7 +1,7 @@
 """The task pack `arithmetic`: a ladder of integer problems, judged by the last number said.
 
 `ladder` makes the problems, `final_integer` judges them. Found by the entry point
-`headrace.packs`; imports the vocabulary of headrace and nothing else of it.
+`headrace.packs`; imports the vocabulary of headrace and what verifiers share.
 """
 
 from __future__ import annotations

@@ -195,6 +195,23 @@ class Arithmetic:
             answer=problem.value,
         )
 
+    def reference(self, task: Task) -> str:
+        """The integer alone."""
+        return str(task.answer)
+
+    def wrong(self, task: Task) -> tuple[str, ...]:
+        """Neighbours, bets on two numbers, and numbers that are part of something else."""
+        value: int = task.answer
+        return (
+            str(value + 1),
+            str(value - 10),
+            f"{value} or {value + 2}",
+            f"{value}%",
+            f"{value}.5",
+            f"It is {value}/2",
+            f"{value}e1",
+        )
+
     def size(self, tier: int) -> int:
         """How many candidates a tier has before they repeat (operands x phrasings)."""
         count = len(_PHRASINGS)

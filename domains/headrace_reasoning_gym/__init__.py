@@ -1,11 +1,13 @@
-"""The task pack `rg`: every generator of reasoning-gym as a domain `rg/NAME`.
+"""The task pack `rg`: the generators of reasoning-gym as domains `rg/NAME`.
 
-Tasks are made and judged in one killable child process (`worker`), which alone imports
-reasoning_gym; names and tiers come from a committed table (`table`). Imports the vocabulary
-and `headrace.verify.child` of headrace, and nothing else of it.
+Tasks are made and judged in killable child processes (`worker`), which alone import
+reasoning_gym; names and tiers come from a committed table (`table`). Imports the vocabulary of
+headrace and what verifiers share, and nothing else of it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from headrace.errors import VerifierError
 from headrace.protocols import Verifier
@@ -19,12 +21,15 @@ from headrace.types import (
     content_hash,
     split_of,
 )
+from headrace.verify.base import BaseVerifier
 from headrace.verify.child import Child, ChildDied, ChildError, ChildSpent
+from headrace.verify.verdicts import shown, unjudged
+from headrace_reasoning_gym.guards import PARTIAL
 from headrace_reasoning_gym.table import table
 
 __all__ = [
+    "EXCLUDED",
     "MAX_CHARACTERS",
-    "NOT_GENERATORS",
     "WORKER",
     "GeneratorDomain",
     "OwnScorer",
@@ -34,12 +39,19 @@ __all__ = [
 ]
 
 WORKER = "headrace_reasoning_gym.worker"
-NOT_GENERATORS = frozenset({"composite"})
-"""Registered in reasoning_gym but only a mixture of others; headrace mixes domains itself."""
+EXCLUDED: Mapping[str, str] = {
+    "composite": "a mixture of other generators; recipes mix domains themselves",
+    "propositional_logic": "its premises often contradict each other, when every formula is "
+    "right, and a weak one such as (P ∨ Q) follows from most of the rest: one constant answer "
+    "earns full marks on many tasks",
+}
+"""Registered in reasoning_gym and not offered, with the reason."""
 MAX_CHARACTERS = 20_000
 ATTEMPTS = 20
-MAKE_CPU, SCORE_CPU = 3.0, 6.0
+MAKE_CPU, SCORE_CPU, SOLVE_CPU = 3.0, 6.0, 20.0
+CHILDREN = 2
 DEADLINE = 60.0
+FULL_MARKS = 0.999
 
 _FORMAT = "Give your final answer between <answer> and </answer>."
 _OPEN, _CLOSE = "<answer>", "</answer>"
@@ -60,42 +72,64 @@ def final_answer(text: str) -> tuple[str, bool]:
     return text[start : text.index(_CLOSE, start)].strip(), True
 
 
-class OwnScorer:
-    """The verifier `rg/NAME`: the generator's own `score_answer`, above what silence is paid.
+class OwnScorer(BaseVerifier):
+    """The verifier `rg/NAME`: full marks where the generator's own `score_answer` gives them.
 
-    score = (raw - floor) / (1 - floor), clipped to [0, 1], where the floor is what the scorer
-    pays for no answer to this very task. Whatever keeps the scorer from a finite score
-    (exception, deadline, death of its process) gives no score, and is the verifier's fault.
+    Where its credit in parts is earned (`guards.PARTIAL`), score = (raw - floor) / (1 - floor),
+    clipped to [0, 1], the floor being what the scorer pays for no answer to this very task, or
+    for one that says nothing about it. A text that its
+    scorer fails on, or spends all its CPU on, is paid the floor: the scorer has judged this very
+    task before and gets along with silence, so the text is the cause. Whatever else keeps it
+    from a score (a dead or stalled process, an entry that came out differently) gives no score,
+    and is the verifier's fault.
     """
 
     def __init__(self, name: str, child: Child) -> None:
         self._child = child
-        self.ref = VerifierRef(name, f"{table().version}/1")
+        self.ref = VerifierRef(name, f"{table().version}/2")
 
     def judge(self, task: Task, text: str) -> Verdict:
         """Parts: `answer` the score, `extracted` 0 or 1 and `raw`, which weigh nothing."""
         said, extracted = final_answer(text)
         if len(said) > MAX_CHARACTERS:
-            return self._verdict(0.0, extracted, f"an answer of {len(said)} characters")
+            return self._verdict(task, said, 0.0, extracted, "too long to be an answer")
+        try:
+            reply = self._reply(task, said)
+        except ChildError as error:
+            return unjudged(self.ref, "verifier", str(error))
+        if reply["raw"] is None:
+            return unjudged(self.ref, "verifier", reply["note"])
+        floor = reply["floor"]
+        score = min(1.0, max(0.0, (reply["raw"] - floor) / (1.0 - floor)))
+        if score < FULL_MARKS and task.answer["generator"] not in PARTIAL:
+            score = 0.0
+        return self._verdict(task, said, score, extracted, reply["note"], reply["raw"], floor)
+
+    def _reply(self, task: Task, said: str) -> Json:
         request = {
             "op": "score",
             "generator": task.answer["generator"],
             "level": task.answer["level"],
             "seed": task.answer["seed"],
             "digest": content_hash(task.problem),
-            "text": said,
         }
         try:
-            reply = _patient(self._child, request, SCORE_CPU)
-        except ChildError as error:
-            return self._unjudged(str(error))
-        if reply["raw"] is None:
-            return self._unjudged(reply["note"])
-        floor = reply["floor"]
-        score = min(1.0, max(0.0, (reply["raw"] - floor) / (1.0 - floor)))
-        return self._verdict(score, extracted, reply["note"], raw=reply["raw"])
+            return _patient(self._child, {**request, "text": said}, SCORE_CPU)
+        except ChildSpent as error:
+            silence = _patient(self._child, {**request, "text": ""}, SCORE_CPU)
+            return {**silence, "raw": silence["floor"], "note": error.what}
 
-    def _verdict(self, score: float, extracted: bool, note: str, raw: float = 0.0) -> Verdict:
+    def _verdict(
+        self,
+        task: Task,
+        said: str,
+        score: float,
+        extracted: bool,
+        note: str,
+        raw: float = 0.0,
+        floor: float = 0.0,
+    ) -> Verdict:
+        facts = {"expected": task.answer["answer"], "said": said, "paid": raw, "floor": floor}
         return Verdict(
             score=score,
             verifier=self.ref,
@@ -104,11 +138,8 @@ class OwnScorer:
                 VerdictPart("extracted", float(extracted), 0.0),
                 VerdictPart("raw", raw, 0.0),
             ),
-            evidence=note,
+            evidence=shown({**facts, "note": note} if note else facts),
         )
-
-    def _unjudged(self, evidence: str) -> Verdict:
-        return Verdict(score=None, verifier=self.ref, evidence=evidence, fault="verifier")
 
 
 class GeneratorDomain:
@@ -151,6 +182,18 @@ class GeneratorDomain:
             },
         )
 
+    def reference(self, task: Task) -> str | None:
+        """The library's answer, or a solution of our own, in tags; None where none is found."""
+        answer = task.answer["answer"]
+        if answer is None:
+            keys = ("generator", "level", "seed")
+            request = {"op": "solve", **{key: task.answer[key] for key in keys}}
+            try:
+                answer = _patient(self._child, request, SOLVE_CPU)["answer"]
+            except ChildError:
+                return None
+        return None if answer is None else f"{_OPEN}{answer}{_CLOSE}"
+
     def _sound(self, level: int | None, index: int, *, where: str) -> Json:
         """The first entry that can be judged, among attempts that are bounded in CPU."""
         request = {"op": "make", "generator": self._generator, "level": level, "index": index}
@@ -173,21 +216,31 @@ class GeneratorDomain:
 
 
 class ReasoningGymPack:
-    """All generators, sharing one child process that starts at the first task."""
+    """All generators, spread over two child processes, each started by the first task it makes.
+
+    A generator keeps to its process, which remembers the entries that it will have to score.
+    """
 
     def __init__(self) -> None:
-        self.child = Child(WORKER)
+        self.children = tuple(Child(WORKER) for _ in range(CHILDREN))
 
     def names(self) -> list[str]:
         return [f"rg/{generator}" for generator in table().generators]
 
     def open(self, name: str) -> GeneratorDomain:
         """The domain `rg/NAME`; KeyError for a generator that is not in the table."""
-        return GeneratorDomain(name.removeprefix("rg/"), self.child)
+        generator = name.removeprefix("rg/")
+        return GeneratorDomain(generator, self.child_of(generator))
+
+    def child_of(self, generator: str) -> Child:
+        """The process in which a generator lives; KeyError for one that is not in the table."""
+        places = {known: place for place, known in enumerate(table().generators)}
+        return self.children[places[generator] % len(self.children)]
 
     def close(self) -> None:
-        """End the child process; it starts again if it is needed again."""
-        self.child.close()
+        """End the child processes; they start again if they are needed again."""
+        for child in self.children:
+            child.close()
 
 
 def _patient(child: Child, request: Json, cpu: float) -> Json:

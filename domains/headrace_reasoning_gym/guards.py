@@ -5,11 +5,21 @@ Three kinds of condition, each because of how a scorer of reasoning-gym 0.1.25 b
 - it hands the text to sympy's parser or to `eval`, and both run any code in it;
 - it raises on a text of another form, which would be a failure of the verifier, not a wrong
   answer (`prime_factorization`, `boxnet`, `game_of_life`);
-- it pays for wrong answers (`puzzle24` takes any four numbers and cuts 24.9 down to 24;
-  `game_of_life_halting` asks only whether the text is empty).
+- it pays for wrong answers. `puzzle24` takes any four numbers and cuts 24.9 down to 24;
+  `game_of_life_halting` asks only whether the text is empty; `gsm_symbolic` takes the first
+  number of several, `fraction_simplification` the first fraction; `letter_jumble` and
+  `spell_backward` stop reading at the reference's end; `polynomial_equations` and `sokoban`
+  overlook what they cannot read; `knights_knaves` finds its answer in the example that its own
+  question gives; `time_intervals` gives nearly everything for a minute's error, and all of it
+  for `0 days` whatever follows.
 
-A text that fails could not be right, so it earns the floor unseen. Where partial credit pays
-for an answer without any work in it, what that answer is paid belongs to the floor.
+A text that fails could not be right, so it earns the floor unseen.
+
+Credit in parts is kept only for the generators in `PARTIAL`. The others' scorers pay for
+shape: most give length(reference) / length(text) to a text that contains the reference
+anywhere, as the question or a list of candidates may; grids and numbers of another task earn
+up to 0.99. They give full marks or none. Where credit in parts is kept, what an answer without
+any work in it is paid belongs to the floor.
 
 Pure functions of text and entry; run in the worker, import no reasoning_gym, and evaluate
 nothing but integer arithmetic.
@@ -27,13 +37,20 @@ from typing import Any
 
 from headrace.types import Json
 
-__all__ = ["idle_answer", "refusal"]
+__all__ = ["IDLE", "PARTIAL", "idle_answers", "refusal"]
+
+PARTIAL = frozenset({"boxnet"})
+"""Generators whose scorer pays for parts of the work, and for nothing else."""
 
 _Condition = Callable[[str, Mapping[str, Any]], bool]
 
 _FORM = re.compile(r"[A-Za-z0-9\s+\-*/^().,]+")
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9]*")
 _FUNCTION = re.compile(r"Abs|abs|a?(?:sin|cos|tan)h?|sec|csc|cot|exp|ln|log|sqrt|pi")
+_NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?", re.ASCII)
+_FRACTION = re.compile(r"-?\d+ ?/ ?-?\d+|\\d?frac ?\{ ?\d+ ?\} ?\{ ?\d+ ?\}", re.ASCII)
+_ROLL = re.compile(r"(?:(?:and )?[A-Za-z]+ is (?:an? )?[A-Za-z]+[,.;]* ?)+")
+_MOVES = re.compile(r"[UDLR]+")
 _FACTORS = re.compile(r"\s*\d{1,30}\s*(?:×\s*\d{1,30}\s*)*", re.ASCII)
 _OPERATIONS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,
@@ -64,23 +81,26 @@ def refusal(generator: str, text: str, entry: Mapping[str, Any]) -> str | None:
     return None
 
 
-def idle_answer(generator: str, entry: Mapping[str, Any]) -> str | None:
-    """The answer that earns partial credit without work, where a generator has one.
+IDLE = ("0", "1", "A", "yes", "True", "None", "{}", "[]", "[[0]]", "I don't know")
+"""What can be said without looking at a question."""
 
-    Turning a face of the cube there and back, repeating the number to be factorised, a board
-    of dead cells, an empty plan.
+
+def idle_answers(generator: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
+    """Answers that may earn partial credit without work: what can be said about anything, and
+
+    turning a face of the cube there and back, repeating the number to be factorised, a board
+    of dead cells.
     """
     match generator:
         case "rubiks_cube":
-            return "U U'"
+            return (*IDLE, "U U'")
         case "prime_factorization":
-            return str(entry["metadata"]["number"])
+            return (*IDLE, str(entry["metadata"]["number"]))
         case "game_of_life":
-            return json.dumps([[0] * len(row) for row in json.loads(entry["answer"])])
-        case "boxnet":
-            return "[]"
+            dead = [[0] * len(row) for row in json.loads(entry["answer"])]
+            return (*IDLE, json.dumps(dead))
         case _:
-            return None
+            return IDLE
 
 
 def _is_expression(text: str, _entry: Mapping[str, Any]) -> bool:
@@ -135,6 +155,26 @@ def _is_reference(text: str, entry: Mapping[str, Any]) -> bool:
     return text.strip().lower() == str(entry["answer"]).strip().lower()
 
 
+def _is_one_number(text: str, _entry: Mapping[str, Any]) -> bool:
+    return len(_NUMBER.findall(text)) == 1
+
+
+def _is_one_fraction(text: str, _entry: Mapping[str, Any]) -> bool:
+    return _FRACTION.fullmatch(" ".join(text.strip(" $").split())) is not None
+
+
+def _is_list_of_numbers(text: str, _entry: Mapping[str, Any]) -> bool:
+    return all(_NUMBER.fullmatch(part.strip()) for part in text.split(","))
+
+
+def _is_roll(text: str, _entry: Mapping[str, Any]) -> bool:
+    return _ROLL.fullmatch(" ".join(text.split())) is not None
+
+
+def _is_moves(text: str, _entry: Mapping[str, Any]) -> bool:
+    return _MOVES.fullmatch(text.strip().upper()) is not None
+
+
 def _value(node: ast.expr) -> Fraction:
     """The exact value of integers under + - * /; ValueError for anything else."""
     match node:
@@ -157,6 +197,7 @@ def _parsed(text: str) -> Json:
 
 _EXPRESSION = (_is_expression, "not a plain arithmetic expression")
 _LITERAL = (_is_inert, "a Python expression that is no literal")
+_EXACT = (_is_reference, "not the reference answer")
 
 _CONDITIONS: Mapping[str, tuple[tuple[_Condition, str], ...]] = {
     "countdown": (_EXPRESSION,),
@@ -175,5 +216,13 @@ _CONDITIONS: Mapping[str, tuple[tuple[_Condition, str], ...]] = {
     "prime_factorization": ((_is_product, "no product of whole numbers"),),
     "boxnet": ((_is_plan, "no JSON list of actions by agent"),),
     "game_of_life": ((_is_grid, "no JSON list of rows"),),
-    "game_of_life_halting": ((_is_reference, "not the reference answer"),),
+    "game_of_life_halting": (_EXACT,),
+    "letter_jumble": (_EXACT,),
+    "spell_backward": (_EXACT,),
+    "time_intervals": (_EXACT,),
+    "fraction_simplification": ((_is_one_fraction, "not one fraction"),),
+    "gsm_symbolic": ((_is_one_number, "not one number"),),
+    "knights_knaves": ((_is_roll, "no list of who is what"),),
+    "polynomial_equations": ((_is_list_of_numbers, "no list of numbers"),),
+    "sokoban": ((_is_moves, "no sequence of moves"),),
 }

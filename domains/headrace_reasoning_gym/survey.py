@@ -19,7 +19,7 @@ from importlib.metadata import version
 from headrace.errors import UsageError
 from headrace.types import Json
 from headrace.verify.child import Child, ChildSpent
-from headrace_reasoning_gym import ATTEMPTS, MAKE_CPU, MAX_CHARACTERS, NOT_GENERATORS, WORKER
+from headrace_reasoning_gym import ATTEMPTS, EXCLUDED, MAKE_CPU, MAX_CHARACTERS, WORKER
 from headrace_reasoning_gym.table import table
 
 __all__ = ["main"]
@@ -95,7 +95,7 @@ def main(names: list[str]) -> None:
     if unknown:
         raise UsageError(f"no generator named {', '.join(sorted(unknown))}")
     generators: dict[str, Json] = {}
-    for name in sorted(set(described) - NOT_GENERATORS):
+    for name in sorted(set(described) - set(EXCLUDED)):
         if name in (names or described):
             generators[name] = _entry(child, name, described[name])
         else:

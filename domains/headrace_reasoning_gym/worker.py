@@ -6,6 +6,7 @@ Started by the pack as `python -m headrace_reasoning_gym.worker`. Requests and r
   "seconds"}`, or `{"error"}` where that attempt's seed gives no sound entry;
 - `{"op": "score", "generator", "level", "seed", "digest", "text"}` -> `{"raw", "floor",
   "note"}`, `raw` None where it could not be scored; `digest` is the content hash of the question;
+- `{"op": "solve", "generator", "level", "seed"}` -> `{"answer"}`, None where none is found;
 - `{"op": "configuration", "generator", "level"}` -> the configuration, to be compared;
 - `{"op": "describe"}` -> `{generator: levels of its curriculum, 0 without one}`.
 
@@ -32,7 +33,8 @@ import numpy as np
 
 from headrace.types import Json, content_hash
 from headrace.verify.child import serve
-from headrace_reasoning_gym.guards import idle_answer, refusal
+from headrace_reasoning_gym.guards import idle_answers, refusal
+from headrace_reasoning_gym.solve import solution
 
 __all__ = ["LIBRARY_ERRORS", "UnsoundEntry", "Workshop", "main"]
 
@@ -40,7 +42,6 @@ FULL_MARKS = 0.999
 KEPT = 64
 _EXAMPLES = {
     "graph_color": "possible_answer",
-    "propositional_logic": "example_answer",
     "rubiks_cube": "example_correct_answer",
 }
 
@@ -103,6 +104,8 @@ class Workshop:
                 return self._make(request)
             case "score":
                 return self._score(request)
+            case "solve":
+                return self._solve(request)
             case other:
                 raise ValueError(f"no operation {other!r}")
 
@@ -122,18 +125,30 @@ class Workshop:
         }
 
     def _score(self, request: Json) -> Json:
-        generator, level, seed = request["generator"], request["level"], request["seed"]
         text = request["text"]
         try:
-            made = self.kept.get((generator, level, seed)) or _sound(generator, level, seed)
-            self._keep(generator, level, made)
+            made = self._entry(request)
             if content_hash(made.entry["question"]) != request["digest"]:
                 raise UnsoundEntry("the entry could not be made again")
-            note = refusal(generator, text, made.entry)
-            raw = made.floor if note else made.pay(text)
         except LIBRARY_ERRORS as error:
             return {"raw": None, "floor": 0.0, "note": f"{type(error).__name__}: {error}"[:300]}
-        return {"raw": raw, "floor": made.floor, "note": note or ""}
+        try:
+            note = refusal(request["generator"], text, made.entry) or ""
+            raw = made.floor if note else made.pay(text)
+        except LIBRARY_ERRORS as error:
+            raw, note = made.floor, f"its scorer fails on it: {type(error).__name__}: {error}"
+        return {"raw": raw, "floor": made.floor, "note": note[:300]}
+
+    def _solve(self, request: Json) -> Json:
+        made = self._entry(request)
+        answer = made.reference or solution(request["generator"], made.entry["metadata"])
+        return {"answer": answer}
+
+    def _entry(self, request: Json) -> Made:
+        generator, level, seed = request["generator"], request["level"], request["seed"]
+        made = self.kept.get((generator, level, seed)) or _sound(generator, level, seed)
+        self._keep(generator, level, made)
+        return made
 
     def _keep(self, generator: str, level: int | None, made: Made) -> None:
         key = (generator, level, made.seed)
@@ -158,14 +173,24 @@ def _sound(generator: str, level: int | None, seed: int) -> Made:
     floor = max(0.0, made.pay(""), made.pay(None))
     if floor >= FULL_MARKS:
         raise UnsoundEntry("an empty answer gets full marks")
-    idle = idle_answer(generator, entry)
-    if idle is not None and (paid := made.pay(idle)) < FULL_MARKS:
-        floor = max(floor, paid)
+    for idle in idle_answers(generator, entry):
+        paid = _paid_idle(made, generator, idle)
+        floor = max(floor, paid if paid < FULL_MARKS else 0.0)
     if made.reference is not None and (
         refusal(generator, made.reference, entry) or made.pay(made.reference) < FULL_MARKS
     ):
         raise UnsoundEntry("the reference answer does not get full marks")
     return dataclasses.replace(made, floor=floor)
+
+
+def _paid_idle(made: Made, generator: str, text: str) -> float:
+    """What an idle answer is paid; nothing where it is refused, or the scorer fails on it."""
+    if refusal(generator, text, made.entry):
+        return 0.0
+    try:
+        return made.pay(text)
+    except LIBRARY_ERRORS:
+        return 0.0
 
 
 def _reference(generator: str, entry: dict[str, Any]) -> str | None:

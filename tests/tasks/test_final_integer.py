@@ -130,10 +130,70 @@ def test_long_hostile_texts_are_read_in_linear_time(text: str) -> None:
     assert time.perf_counter() - start < 2.0
 
 
-def test_the_prompt_given_back_as_an_expression_earns_nothing() -> None:
+def test_the_prompt_given_back_or_broken_off_earns_nothing() -> None:
     domain = Arithmetic()
-    for index in range(domain.size(0)):
-        task = domain.task(0, index)
-        text = task.messages[0].text
-        if "+" in text:
-            assert domain.verifier.judge(task, text).score == 0.0
+    for tier in range(domain.tiers):
+        for index in range(0, min(domain.size(tier), 1200), 1 + tier):
+            task = domain.task(tier, index)
+            text = task.messages[0].text
+            for end in (len(text), len(text) * 2 // 3, len(text) // 2):
+                verdict = domain.verifier.judge(task, text[:end])
+                assert verdict.score == 0.0, text[:end]
+
+
+QUESTIONS = {
+    "What is the sum of 0 and 2?": 2,
+    "If you have 2 apples and get 0 more, how many apples do you have?": 2,
+    "2 + 0 =": 2,
+    "Multiply 5 by 1.": 5,
+    "4 pens are shared equally by 2 people. How many pens does each get?": 2,
+    "8 - 4=?": 4,
+}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "{a}",
+        "The answer is {a}.",
+        "{q} {a}",
+        "{q}\n\n{q} The answer is **{a}**",
+        "{x} and {y}: that is {a}",
+        "{x} with {y} makes {a} things",
+        "{x} and {y} leaves you with {a}.",
+        "{x}, then {y}, so \\boxed{{{a}}}",
+        "{x} ? {y} = {a}",
+        "{x} and {y}\n{a}",
+    ],
+)
+@pytest.mark.parametrize(("question", "answer"), QUESTIONS.items())
+def test_an_answer_that_stands_in_the_question_is_read_where_it_is_said_as_a_result(
+    form: str, question: str, answer: int
+) -> None:
+    text = form.format(a=answer, q=question, x=0, y=2)
+    assert read_final_integer(text, question) == answer
+
+
+@pytest.mark.parametrize(
+    ("question", "text"),
+    [
+        ("What is the sum of 0 and 2?", "the sum of 0 and 2"),
+        ("What is the sum of 0 and 2?", "To find the sum of 0 and 2"),
+        ("What is 5 * 1?", "What is 5"),
+        ("Multiply 5 by 1.", "Multiply 5"),
+        ("Add 0 and 2.", "I will add 0 and 2"),
+        ("4 pens are shared equally by 2 people. How many pens does each get?", "4 shared by 2"),
+        ("4 pens are shared equally by 2 people. How many?", "4 pens are shared equally by 2"),
+        ("If you have 0 apples and get 2 more, how many?", "you have 0 apples and get 2 more"),
+        ("2 + 0 =", "2 +"),
+    ],
+)
+def test_an_operand_of_the_question_is_no_answer(question: str, text: str) -> None:
+    assert read_final_integer(text, question) is None
+
+
+@pytest.mark.parametrize("text", ["1 " * 10**5, "is " * 10**5 + "2", "2" + " a" * 10**5 + " 2"])
+def test_a_question_does_not_make_reading_slow(text: str) -> None:
+    start = time.perf_counter()
+    read_final_integer(text, "What is 2 + 1?")
+    assert time.perf_counter() - start < 2.0

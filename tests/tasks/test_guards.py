@@ -114,3 +114,32 @@ def test_game_of_life_halting_wants_the_reference_and_not_just_any_text() -> Non
     assert refusal("game_of_life_halting", " true", {"answer": "True"}) is None
     assert refusal("game_of_life_halting", "False", {"answer": "True"}) is not None
     assert refusal("game_of_life_halting", "True or False", {"answer": "True"}) is not None
+
+
+@pytest.mark.parametrize(
+    ("generator", "right", "wrong"),
+    [
+        ("gsm_symbolic", ["42", "It is 42.", "-4.5"], ["42 or 43", "", "none"]),
+        ("fraction_simplification", ["1/2", " $1/2$ ", "\\frac{1}{2}"], ["1/2 3/4", "1/2\n2/3", "1"]),
+        ("sokoban", ["UDLR", "uld "], ["U D", "UD\nLR", "up", ""]),
+        ("polynomial_equations", ["1.5", "-1.0, 2"], ["1.5\n2", "x", "1,", "nan"]),
+        (
+            "knights_knaves",
+            ["Zoey is a fool, and Riley is a sage.", "Zoey is fool, Riley is sage"],
+            ["Zoey is a fool if Riley is a sage", "(Zoey is a fool)", "", "fool " * 4000],
+        ),
+    ],
+)
+def test_a_scorer_that_overlooks_the_rest_sees_one_answer_only(
+    generator: str, right: list[str], wrong: list[str]
+) -> None:
+    assert [refusal(generator, text, {}) for text in right] == [None] * len(right)
+    assert None not in [refusal(generator, text, {}) for text in wrong]
+
+
+@pytest.mark.parametrize("generator", ["letter_jumble", "spell_backward", "time_intervals"])
+def test_where_scorers_forgive_too_much_the_answer_is_the_reference(generator: str) -> None:
+    entry = {"answer": "0 days"}
+    assert refusal(generator, " 0 Days\n", entry) is None
+    for text in ("0", "0 days, 03:00", "0 days\n1 days", "", "-1 days"):
+        assert refusal(generator, text, entry) is not None

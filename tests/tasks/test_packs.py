@@ -54,7 +54,7 @@ def test_installed_packs_are_found() -> None:
     with Catalogue() as installed:
         names = installed.names()
         assert "arithmetic" in names
-        assert sum(name.startswith("rg/") for name in names) == 105
+        assert sum(name.startswith("rg/") for name in names) == 104
         assert installed.open("arithmetic") is installed.open("arithmetic")
 
 

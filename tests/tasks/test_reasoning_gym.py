@@ -21,7 +21,7 @@ from headrace.recipe import CurriculumSpec, DomainSpec, TaskSpec
 from headrace.types import Json, Task, split_of
 from headrace.verify.child import Child, ChildDied, ChildSpent, ChildTimeout
 from headrace_reasoning_gym import (
-    NOT_GENERATORS,
+    EXCLUDED,
     WORKER,
     GeneratorDomain,
     OwnScorer,
@@ -34,7 +34,7 @@ from tasks_support import wait_gone
 
 ALL = sorted(table().generators)
 WITHOUT_REFERENCE = {"boxnet", "rush_hour"}
-"""The library knows no solution of these; tests below solve one of each."""
+"""The library knows no solution of these; the pack solves them itself."""
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +64,8 @@ def test_the_table_is_what_the_library_registers(first: ReasoningGymPack) -> Non
     described = child.call({"op": "describe"}, deadline=60)
     child.close()
     assert table().version == version("reasoning-gym")
-    assert set(table().generators) == set(described) - NOT_GENERATORS
-    assert len(ALL) == 105
+    assert set(table().generators) == set(described) - set(EXCLUDED)
+    assert len(ALL) == 104
     for name, generator in table().generators.items():
         known = {level for level in generator.levels if level is not None}
         refused = {int(level) for level in generator.refused if level != "default"}
@@ -79,7 +79,7 @@ def test_the_table_is_what_the_library_registers(first: ReasoningGymPack) -> Non
 
 def test_the_pack_and_its_domains_are_what_they_claim() -> None:
     assert isinstance(pack, Pack)
-    assert len(pack.names()) == 105
+    assert len(pack.names()) == 104
     domain = pack.open("rg/chain_sum")
     assert isinstance(domain, Domain)
     assert (domain.name, domain.tiers) == (
@@ -88,8 +88,9 @@ def test_the_pack_and_its_domains_are_what_they_claim() -> None:
     )
     assert domain.verifier.ref.id == "rg/chain_sum"
     assert table().version in domain.verifier.ref.version
-    with pytest.raises(KeyError):
-        pack.open("rg/composite")
+    for name in EXCLUDED:
+        with pytest.raises(KeyError):
+            pack.open(f"rg/{name}")
 
 
 # --- every generator ---------------------------------------------------------------------------
@@ -225,6 +226,7 @@ def test_a_driven_out_car_solves_rush_hour(first: ReasoningGymPack) -> None:
     assert len(rows) == 6
     moves = drive_out("".join(rows).replace(".", "o"))
     assert domain.verifier.judge(task, f"<answer>{moves}</answer>").solved
+    assert domain.reference(task) == f"<answer>{moves}</answer>"
     assert not domain.verifier.judge(task, f"<answer>{moves.rpartition(' ')[0]}</answer>").solved
 
 
@@ -244,6 +246,15 @@ def test_moving_every_box_to_its_target_solves_boxnet(first: ReasoningGymPack) -
     assert 0.5 < partly < 0.9
 
 
+def test_boxes_are_carried_over_any_grid(first: ReasoningGymPack) -> None:
+    domain = domain_of(first, "boxnet")
+    for tier in range(domain.tiers):
+        task = domain.task(tier, 1)
+        reference = domain.reference(task)
+        assert reference is not None
+        assert domain.verifier.judge(task, reference).solved
+
+
 # --- answers that attack the scorer --------------------------------------------------------------
 
 
@@ -257,19 +268,35 @@ def test_an_exploding_answer_ends_in_time_and_pays_nothing(
     monkeypatch.setattr(headrace_reasoning_gym, "SCORE_CPU", 1.0)
     domain = domain_of(first, generator)
     task = domain.task(0, 0)
-    before = first.child.pid
+    before = first.child_of(generator).pid
     start = time.monotonic()
     verdict = domain.verifier.judge(task, "<answer>9**9**9**9</answer>")
     assert time.monotonic() - start < 8
-    if verdict.score is None:
-        assert verdict.fault == "verifier"
-        assert "CPU seconds" in verdict.evidence
+    assert verdict.score == 0.0
+    if "CPU seconds" in verdict.evidence:
         assert before is not None
         assert wait_gone(before, 5)
-    else:
-        assert verdict.score == 0.0
     monkeypatch.undo()
     assert domain.verifier.judge(task, task.answer["answer"]).solved
+
+
+def test_a_text_that_breaks_a_scorer_is_a_wrong_answer(first: ReasoningGymPack) -> None:
+    domain = domain_of(first, "boxnet")
+    task = domain.task(0, 0)
+    plan = [{"Agent[0.5, 0.5]": "move(box_red, square[-0.5, 0.5])"}, {"nobody": "move(a, b)"}]
+    verdict = domain.verifier.judge(task, json.dumps(plan))
+    assert verdict.score == 0.0
+    assert "its scorer fails on it" in verdict.evidence
+
+
+def test_a_text_that_takes_all_the_time_is_wrong_only_if_silence_takes_less() -> None:
+    fine = {"raw": 0.1, "floor": 0.1, "note": ""}
+    judged = OwnScorer("rg/x", Scripted([ChildSpent("slow"), fine])).judge(some_task(), "9**9")
+    assert judged.score == 0.0
+    assert "slow" in judged.evidence
+    starved = Scripted([ChildSpent("slow"), ChildSpent("slow")])
+    verdict = OwnScorer("rg/x", starved).judge(some_task(), "1")
+    assert (verdict.score, verdict.fault) == (None, "verifier")
 
 
 @pytest.mark.parametrize(
@@ -279,11 +306,11 @@ def test_an_exploding_answer_ends_in_time_and_pays_nothing(
 def test_code_in_an_answer_is_not_run(generator: str, first: ReasoningGymPack) -> None:
     domain = domain_of(first, generator)
     task = domain.task(0, 0)
-    before = first.child.pid
+    before = first.child_of(generator).pid
     for code in ("__import__('os')._exit(0)", "exec('import os; os._exit(0)')", "[exit()]"):
         verdict = domain.verifier.judge(task, f"<answer>{code}</answer>")
         assert verdict.score == 0.0
-    assert first.child.pid == before
+    assert first.child_of(generator).pid == before
 
 
 def test_a_child_killed_between_and_during_calls_costs_no_verdict(
@@ -293,7 +320,7 @@ def test_a_child_killed_between_and_during_calls_costs_no_verdict(
     task = domain.task(0, 0)
     answer = task.answer["answer"]
     for delay in (0.0, 0.0, 0.05):
-        pid = first.child.pid
+        pid = first.child_of("chain_sum").pid
         assert pid is not None
         killer = threading.Timer(delay, os.kill, (pid, signal.SIGKILL))
         killer.start()
@@ -303,11 +330,12 @@ def test_a_child_killed_between_and_during_calls_costs_no_verdict(
 
 def test_closing_the_pack_leaves_no_process() -> None:
     opened = ReasoningGymPack()
-    domain_of(opened, "chain_sum").task(0, 0)
-    pid = opened.child.pid
-    assert pid is not None
+    for generator in ("ab", "acre"):
+        domain_of(opened, generator).task(0, 0)
+    pids = [child.pid for child in opened.children]
+    assert len(set(pids)) == 2
     opened.close()
-    assert wait_gone(pid, 5)
+    assert all(pid is not None and wait_gone(pid, 5) for pid in pids)
 
 
 # --- what the verifier makes of the scorer's replies ---------------------------------------------
@@ -332,7 +360,7 @@ class Scripted(Child):
         return reply
 
 
-def some_task() -> Task:
+def some_task(generator: str = "x") -> Task:
     return Task(
         domain="rg/x",
         problem="?",
@@ -340,30 +368,48 @@ def some_task() -> Task:
         split="train",
         messages=(),
         verifier=OwnScorer("rg/x", Scripted(None)).ref,
-        answer={"generator": "x", "level": 0, "seed": 1, "tier": 0, "index": 0, "answer": "1"},
+        answer={"generator": generator, "level": 0, "seed": 1, "index": 0, "answer": "1"},
     )
 
 
 @pytest.mark.parametrize(
-    ("raw", "floor", "score"),
+    ("raw", "floor", "whole", "in_parts"),
     [
-        (1.0, 0.0, 1.0),
-        (1.0, 0.05, 1.0),
-        (0.05, 0.05, 0.0),
-        (0.01, 0.05, 0.0),
-        (0.525, 0.05, 0.5),
-        (1.7, 0.0, 1.0),
-        (-0.3, 0.0, 0.0),
+        (1.0, 0.0, 1.0, 1.0),
+        (1.0, 0.05, 1.0, 1.0),
+        (0.9995, 0.0, 0.9995, 0.9995),
+        (0.99, 0.0, 0.0, 0.99),
+        (0.05, 0.05, 0.0, 0.0),
+        (0.01, 0.05, 0.0, 0.0),
+        (0.525, 0.05, 0.0, 0.5),
+        (1.7, 0.0, 1.0, 1.0),
+        (-0.3, 0.0, 0.0, 0.0),
     ],
 )
-def test_a_score_is_what_was_earned_above_the_floor(raw: float, floor: float, score: float) -> None:
+def test_a_score_is_what_was_earned_above_the_floor_in_parts_or_as_a_whole(
+    raw: float, floor: float, whole: float, in_parts: float
+) -> None:
     scorer = OwnScorer("rg/x", Scripted({"raw": raw, "floor": floor, "note": ""}))
-    verdict = scorer.judge(some_task(), "<answer>1</answer>")
-    assert verdict.score == pytest.approx(score)
-    parts = {part.name: (part.value, part.weight) for part in verdict.parts}
-    assert parts["extracted"] == (1.0, 0.0)
-    assert parts["raw"] == (raw, 0.0)
-    assert parts["answer"] == (verdict.score, 1.0)
+    for generator, score in (("x", whole), ("boxnet", in_parts)):
+        task = some_task(generator)
+        verdict = scorer.judge(task, "<answer>1</answer>")
+        assert verdict.score == pytest.approx(score)
+        parts = {part.name: (part.value, part.weight) for part in verdict.parts}
+        assert parts["extracted"] == (1.0, 0.0)
+        assert parts["raw"] == (raw, 0.0)
+        assert parts["answer"] == (verdict.score, 1.0)
+
+
+def test_a_verdict_shows_what_was_expected_said_and_paid() -> None:
+    scripted = Scripted({"raw": 0.5, "floor": 0.2, "note": "odd"})
+    verdict = OwnScorer("rg/x", scripted).judge(some_task(), "<answer>2</answer>")
+    assert json.loads(verdict.evidence) == {
+        "expected": "1",
+        "said": "2",
+        "paid": 0.5,
+        "floor": 0.2,
+        "note": "odd",
+    }
 
 
 def test_what_could_not_be_scored_is_unscored_and_the_verifiers_fault() -> None:

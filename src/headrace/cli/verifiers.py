@@ -79,5 +79,5 @@ def show(
     emit(f"surfaces: {', '.join(kind.surfaces)}")
     emit(f"tricks:   {len(tricks)}")
     if tricks:
-        emit(table([[f"  {trick.surface}/{trick.name}", trick.title] for trick in tricks]))
+        emit(table([[f"  {trick.id}", trick.title] for trick in tricks]))
     emit(f"audit:    headrace audit {kind.id}")

@@ -5,12 +5,12 @@ The only place that calls a verifier's `judge`. Knows attempts and findings; cho
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Generic, TypeVar
 
 from headrace.observe.report.markup import clip
@@ -49,18 +49,22 @@ def asked(call: Callable[[], T]) -> Asked[T]:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A verdict on an attempt, or the traceback in its place; `seconds` it took."""
+    """A verdict on an attempt, or what came in its place; `seconds` it took.
+
+    `error` and `trace` tell of an exception, `odd` of a value that is no verdict.
+    """
 
     verdict: Verdict | None
     seconds: float
     trace: str = ""
     error: str = ""
+    odd: str = ""
 
     @property
     def outcome(self) -> str:
         """What must be the same every time: the score, the fault, or that it raised."""
         if self.verdict is None:
-            return f"raised {self.error}"
+            return f"raised {self.error}" if self.error else self.odd
         if self.verdict.score is None:
             return f"not judged ({self.verdict.fault})"
         return f"{self.verdict.score:.9g}"
@@ -91,7 +95,10 @@ class Bench:
         result = asked(lambda: self.verifier.judge(task, text))
         seconds = time.perf_counter() - start
         self.seconds.append(seconds)
-        return Answer(result.said, seconds, result.trace, result.error)
+        if isinstance(result.said, Verdict):
+            return Answer(result.said, seconds)
+        odd = "" if result.error else f"{result.said!r:.200}"
+        return Answer(None, seconds, result.trace, result.error, odd)
 
     def try_(self, subject: Subject, attempt: Attempt, *, siblings: tuple[Task, ...] = ()) -> None:
         """Judge an attempt and write down everything that is wrong with the answer.
@@ -185,48 +192,37 @@ class Bench:
     # --- what every answer must be ---------------------------------------------------------
 
     def _invariants(self, subject: Subject, attempt: Attempt, answer: Answer) -> None:
-        verdict, said = answer.verdict, f"on a text of the probe {attempt.probe!r}"
+        said = f"on a text of the probe {attempt.probe!r}"
+        blame = partial(self.hold, subject, attempt, answer)
+        verdict = answer.verdict
         if answer.error:
-            self.hold(
-                subject,
-                attempt,
-                answer,
+            blame(
                 probe="raises",
                 rank=_RAISED,
                 problem=f"judge raised {answer.error} {said}",
                 expected="a verdict: what a text causes scores, what it cannot has a fault",
             )
-        elif not isinstance(verdict, Verdict) or not _sound(verdict):
-            self.hold(
-                subject,
-                attempt,
-                Answer(None, answer.seconds),
+        elif verdict is None:
+            blame(
                 probe="verdict",
                 rank=_RAISED,
-                problem=f"judge returned {verdict!r:.200} {said}",
+                problem=f"judge returned {answer.odd} {said}",
                 expected="a Verdict with a score in 0..1, or with None and a fault",
             )
-        else:
-            if not verdict.evidence.strip():
-                self.hold(
-                    subject,
-                    attempt,
-                    answer,
-                    probe="evidence",
-                    rank=100.0,
-                    problem=f"a verdict without evidence {said}",
-                    expected="what was expected and what was found, in words or JSON",
-                )
-            if verdict.verifier != self.verifier.ref:
-                self.hold(
-                    subject,
-                    attempt,
-                    answer,
-                    probe="version",
-                    rank=200.0,
-                    problem=f"the verdict names {verdict.verifier}",
-                    expected=f"the verifier's own {self.verifier.ref}",
-                )
+        elif not verdict.evidence.strip():
+            blame(
+                probe="evidence",
+                rank=100.0,
+                problem=f"a verdict without evidence {said}",
+                expected="what was expected and what was found, in words or JSON",
+            )
+        elif verdict.verifier != self.verifier.ref:
+            blame(
+                probe="version",
+                rank=200.0,
+                problem=f"the verdict names {verdict.verifier}",
+                expected=f"the verifier's own {self.verifier.ref}",
+            )
 
     # --- what this attempt must get --------------------------------------------------------
 
@@ -234,81 +230,51 @@ class Bench:
         self, subject: Subject, attempt: Attempt, answer: Answer, siblings: tuple[Task, ...]
     ) -> None:
         verdict = answer.verdict
-        if not isinstance(verdict, Verdict) or not _sound(verdict):
+        if verdict is None:
             return
         if verdict.score is None:
             self._unjudged(subject, attempt, answer, verdict)
             return
-        score, floor, full = verdict.score, subject.floor, verdict.score >= FULL_MARKS
-        if attempt.bound == "full":
-            if not full:
-                self.hold(
-                    subject,
-                    attempt,
-                    answer,
-                    probe=attempt.probe,
-                    rank=_REFUSED + 1 - score,
-                    problem=f"a right attempt scores {score:.3g}",
-                    expected="full marks",
-                )
-            return
-        if attempt.bound == "less":
-            broken, expected, rank = full, "less than full marks", _WRONG_PAID
-        else:
-            broken = score > floor + _ROUNDING
-            expected, rank = f"the floor ({floor:g}) at most", 1000.0 * full + 100 * (score - floor)
-            if attempt.bound == "full-or-floor":
-                broken, expected = broken and not full, f"full marks or {expected}"
-        if broken and attempt.fixed and full and self._chance(subject, attempt, siblings):
+        broken = _broken(attempt, subject.floor, verdict.score)
+        if broken is None:
+            if attempt.bound in ("less", "floor"):
+                self._visible_only(subject, attempt, answer, verdict)
+        elif verdict.solved and attempt.fixed and self._chance(subject, attempt, siblings):
             self.count(attempt.probe, coincidences=1)
-        elif broken:
+        else:
             self.hold(
                 subject,
                 attempt,
                 answer,
                 probe=attempt.probe,
-                rank=rank,
-                problem=f"an attempt without merit scores {score:.3g}"
-                if attempt.bound != "less"
-                else f"a wrong attempt scores {score:.3g}",
-                expected=expected,
+                rank=broken.rank,
+                problem=f"{broken.what} scores {verdict.score:.3g}",
+                expected=broken.expected,
             )
-        elif attempt.bound != "full-or-floor":
-            self._visible_only(subject, attempt, answer, verdict)
 
     def _unjudged(
         self, subject: Subject, attempt: Attempt, answer: Answer, verdict: Verdict
     ) -> None:
-        if verdict.fault == "infrastructure":
-            self.hold(
-                subject,
-                attempt,
-                answer,
-                probe="infrastructure",
-                rank=10.0,
-                problem="could not be judged here",
-                expected="what the verifier needs; see its evidence",
-                unclear=True,
-            )
-            return
-        right = attempt.bound == "full"
+        right, outside = attempt.bound == "full", verdict.fault == "infrastructure"
+        expected = "full marks" if right else "a score: else a bad answer costs nothing"
         self.hold(
             subject,
             attempt,
             answer,
-            probe=attempt.probe if right else "unjudged",
-            rank=_REFUSED + 1 if right else _UNJUDGED,
+            probe="infrastructure" if outside else attempt.probe if right else "unjudged",
+            rank=10.0 if outside else _REFUSED + 1 if right else _UNJUDGED,
             problem=f"no score, said to be the fault of the {verdict.fault}",
-            expected="full marks" if right else "a score: else a bad answer costs nothing",
+            expected="what the verifier needs; see its evidence" if outside else expected,
+            unclear=outside,
         )
 
     def _chance(self, subject: Subject, attempt: Attempt, siblings: tuple[Task, ...]) -> bool:
-        """Whether a fixed text says this task's answer by chance: it does, and is paid only here."""
+        """Whether a fixed text says this task's answer by chance, and is paid for it only here."""
         if subject.answer is None or not texts.coincides(attempt.text, subject.answer):
             return False
         for task in siblings:
             verdict = self.judge(task, attempt.text).verdict
-            if verdict is not None and verdict.score is not None and verdict.score < FULL_MARKS:
+            if verdict is not None and verdict.score is not None and not verdict.solved:
                 return True
         return not siblings
 
@@ -336,7 +302,9 @@ class Bench:
     ) -> None:
         other = asked(lambda: second.judge(subject.task, attempt.text)).said
         first = answer.verdict
-        if first is None or other is None or first.score is None or other.score is None:
+        if first is None or not isinstance(other, Verdict):
+            return
+        if first.score is None or other.score is None:
             return
         self.compared += 1
         if first.solved == other.solved:
@@ -363,7 +331,27 @@ class Bench:
         )
 
 
-def _sound(verdict: Verdict) -> bool:
-    if verdict.score is None:
-        return verdict.fault is not None
-    return math.isfinite(verdict.score) and 0.0 <= verdict.score <= 1.0
+@dataclass(frozen=True, slots=True)
+class _Broken:
+    """How a score breaks its bound: what was scored, what it should have got, and how bad it is."""
+
+    what: str
+    expected: str
+    rank: float
+
+
+def _broken(attempt: Attempt, floor: float, score: float) -> _Broken | None:
+    """How `score` breaks what the attempt must get; None where it does not."""
+    full = score >= FULL_MARKS
+    if attempt.bound == "full":
+        return None if full else _Broken("a right attempt", "full marks", _REFUSED + 1 - score)
+    if attempt.bound == "less":
+        less = "less than full marks"
+        return _Broken("a wrong attempt", less, _WRONG_PAID) if full else None
+    either = attempt.bound == "full-or-floor"
+    if score <= floor + _ROUNDING or (either and full):
+        return None
+    expected = f"the floor ({floor:g}) at most"
+    what = "a look-alike of the right attempt" if either else "an attempt without merit"
+    rank = 1000.0 * full + 100.0 * (score - floor)
+    return _Broken(what, f"full marks or {expected}" if either else expected, rank)

@@ -17,7 +17,6 @@ from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import cast
 
 from headrace.errors import UsageError
 from headrace.verify.kinds import SURFACES, Surface
@@ -35,10 +34,13 @@ _LARGEST = 100_000
 class Trick:
     """A known trick: what it is called, what it does and why it works, where it was reported.
 
-    `needs` are the names of its placeholders.
+    `id` is surface and name; `needs` are the names of its placeholders.
 
-    >>> trick = parse("title: T\\nstory: S\\nseen: by construction\\n---\\nIs it {{x}}?\\n",
-    ...               surface="text", name="t")
+    >>> trick = parse(
+    ...     "title: T\\nstory: S\\nseen: by construction\\n---\\nIs it {{x}}?\\n",
+    ...     surface="text",
+    ...     name="t",
+    ... )
     >>> trick.text_for({"x": "7"}), trick.text_for({})
     ('Is it 7?', None)
     """
@@ -49,6 +51,10 @@ class Trick:
     story: str
     seen: str
     text: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.surface}/{self.name}"
 
     @property
     def needs(self) -> frozenset[str]:
@@ -90,14 +96,9 @@ def load(directory: Traversable) -> Corpus:
         if folder.name not in SURFACES:
             raise UsageError(f"no surface {folder.name!r}", where=str(folder))
         for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
-            trick, raw = _read(file, cast("Surface", folder.name))
+            trick, raw = _read(file, folder.name)
             tricks.append(trick)
-            digest.update(f"{trick.surface}/{trick.name} {len(raw)}\n".encode() + raw)
-    seen: set[str] = set()
-    for trick in tricks:
-        if trick.name in seen:
-            raise UsageError(f"two tricks are named {trick.name!r}", where=trick.surface)
-        seen.add(trick.name)
+            digest.update(f"{trick.id} {len(raw)}\n".encode() + raw)
     return Corpus(tuple(tricks), digest.hexdigest())
 
 

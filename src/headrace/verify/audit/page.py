@@ -183,8 +183,11 @@ def _waived(report: AuditReport) -> Html | None:
         return None
     items = (tag("li", tag("b", probe), ": ", why) for probe, why in report.waived.items())
     return tag(
-        "div", tag("p", "Excused by the domain, with its reasons:"), tag("ul", *items),
-        class_="problems", role="note",
+        "div",
+        tag("p", "Excused by the domain, with its reasons:"),
+        tag("ul", *items),
+        class_="problems",
+        role="note",
     )
 
 
@@ -212,7 +215,7 @@ def _tricks(corpus: Corpus) -> Html:
     folded = (
         tag(
             "details",
-            tag("summary", f"{trick.surface}/{trick.name}: {trick.title}"),
+            tag("summary", f"{trick.id}: {trick.title}"),
             tag("p", trick.story),
             tag("p", f"Seen: {trick.seen}", class_="note"),
             verbatim(clean(trick.text)),

@@ -61,7 +61,7 @@ PROBES: Mapping[str, str] = {
     "unproven": "every tier has a task that is known to be solvable",
     "infrastructure": "nothing outside kept the audit from its work",
 }
-"""Every probe by name, and what it asks; a trick's name is `trick/<name>`."""
+"""Every probe by name, and what it asks; a trick's name is `trick/<surface>/<name>`."""
 
 _WAIVABLE = frozenset({"constant", "foreign-answer", "listed-answers", "perturbed", "confusable"})
 _LISTED = 6
@@ -177,11 +177,12 @@ def about(subject: Subject) -> Iterator[Attempt]:
         yield Attempt(probe="prompt-echo", text=text, bound="floor")
     for text in subject.foreign[:2]:
         yield Attempt(probe="foreign-answer", text=text, bound="floor")
-    if len(subject.foreign) > 1:
-        listed = "\n".join(subject.foreign[:_LISTED])
-        yield Attempt(probe="listed-answers", text=listed, bound="floor")
-        if reference is not None:
-            yield Attempt(probe="listed-answers", text=f"{reference}\n{listed}", bound="less")
+    listed = subject.foreign[:_LISTED]
+    if len(listed) > 1:
+        yield Attempt(probe="listed-answers", text="\n".join(listed), bound="floor")
+    if listed and reference is not None:
+        for text in texts.bets(reference, listed):
+            yield Attempt(probe="listed-answers", text=text, bound="less")
     if reference is not None:
         for text in texts.perturbed(reference):
             yield Attempt(probe="perturbed", text=text, bound="less")
@@ -207,4 +208,4 @@ def trick(trick: Trick, subject: Subject) -> Attempt | None:
     if text is None:
         return None
     fixed = not trick.needs
-    return Attempt(probe=f"trick/{trick.name}", text=text, bound="floor", fixed=fixed)
+    return Attempt(probe=f"trick/{trick.id}", text=text, bound="floor", fixed=fixed)

@@ -89,7 +89,7 @@ def recorded(domain: Domain, corpus: Corpus | None = None) -> AuditRecord | None
 
 
 def record(report: AuditReport) -> AuditRecord:
-    """Write down that an audit passed; ValueError for one that did not, StorageError if it can't."""
+    """Write down that an audit passed; ValueError for one that did not, StorageError at worst."""
     if report.verdict != "pass":
         raise ValueError(f"the audit of {report.domain} is {report.verdict}")
     kept = AuditRecord(

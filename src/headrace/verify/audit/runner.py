@@ -20,7 +20,7 @@ from platform import python_version
 from headrace.protocols import Domain
 from headrace.types import Task, canonical_json
 from headrace.verify.audit import probes, texts
-from headrace.verify.audit.bench import FULL_MARKS, Answer, Bench, asked
+from headrace.verify.audit.bench import Answer, Bench, asked
 from headrace.verify.audit.corpus import Corpus, Trick, shipped
 from headrace.verify.audit.digests import code_digest
 from headrace.verify.audit.findings import (
@@ -253,7 +253,7 @@ class _Examination:
                     expected="one solved example in each tier (`reference`, or `right`)",
                     tier=tier,
                     index=unproven[0].index,
-                    prompt=unproven[0].prompt[:_KEPT * 800],
+                    prompt=unproven[0].prompt[: _KEPT * 800],
                 )
             )
 
@@ -274,7 +274,7 @@ class _Examination:
                 if (attempt := probes.trick(trick, subject)) is not None
             ]
             if not attempts:
-                self.bench.count(f"trick/{trick.name}", skipped=1)
+                self.bench.count(f"trick/{trick.id}", skipped=1)
             for subject, attempt in attempts if self._plan.every_trick else attempts[:1]:
                 self._try(subject, attempt, subjects)
 
@@ -449,6 +449,4 @@ def _verdict(findings: Sequence[Finding], verdicts: int) -> AuditVerdict:
 def _counts(counts: Mapping[str, ProbeCount]) -> tuple[ProbeCount, ...]:
     """In the order of `PROBES`, the tricks where "trick" stands."""
     order = {probe: place for place, probe in enumerate(probes.PROBES)}
-    return tuple(
-        sorted(counts.values(), key=lambda c: (order[c.probe.partition("/")[0]], c.probe))
-    )
+    return tuple(sorted(counts.values(), key=lambda c: (order[c.probe.partition("/")[0]], c.probe)))

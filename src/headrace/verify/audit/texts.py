@@ -6,6 +6,7 @@ Pure functions of strings. May be known by the audit and by tests.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 
 from headrace.verify.answers import boxed, fences, tagged
@@ -15,6 +16,7 @@ __all__ = [
     "CONSTANTS",
     "FORMATS",
     "LONG",
+    "bets",
     "coincides",
     "confusables",
     "core",
@@ -127,6 +129,26 @@ def echoes(prompt: str) -> tuple[str, ...]:
         f"{prompt}\n\n{prompt}",
         f"You ask: {prompt}\nI will answer that.",
         prompt[: len(prompt) * 2 // 3],
+    )
+
+
+def bets(reference: str, others: Sequence[str]) -> tuple[str, ...]:
+    """The right answer among wrong ones, within one answer and beside it.
+
+    Not within a fence: a program may well hold another one.
+
+    >>> bets("<answer>7</answer>", ["<answer>8</answer>"])[1:]
+    ('<answer>7\\n8</answer>', '<answer>7 or 8</answer>')
+    """
+    beside = "\n".join((reference, *others))
+    before, answer, after = core(reference)
+    if not before.strip() or fences(reference):
+        return (beside,)
+    cores = [answer, *(core(other)[1] for other in others)]
+    return (
+        beside,
+        f"{before}{chr(10).join(cores)}{after}",
+        f"{before}{' or '.join(cores[:2])}{after}",
     )
 
 
