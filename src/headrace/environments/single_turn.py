@@ -15,6 +15,7 @@ import numpy as np
 
 from headrace.protocols import Completion, SampleRequest, SamplingParams, Verifier
 from headrace.types import Floats, Ids, Message, Task, Trajectory, Turn, canonical_json
+from headrace.verify.pool import VerificationPool
 
 OnProgress = Callable[[int, int], None]
 
@@ -129,11 +130,8 @@ def judge(
     """Each attempt with its verdict; `verifiers` by domain name.
 
     The verifier sees what the policy wrote and nothing else. Its own failures come back as
-    verdicts without a score; a programming error in it is not caught.
+    verdicts without a score; a programming error in it is not caught. Whoever judges often
+    keeps a `VerificationPool`, of which this is one call.
     """
-    return [
-        trajectory.judged(
-            verifiers[trajectory.task.domain].judge(trajectory.task, trajectory.completion)
-        )
-        for trajectory in trajectories
-    ]
+    with VerificationPool(verifiers) as pool:
+        return pool.judge(trajectories)

@@ -6,14 +6,14 @@ question (which items flipped?) needs no model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from headrace.environments.single_turn import Group, OnProgress, SingleTurn, judge
+from headrace.environments.single_turn import Group, OnProgress, SingleTurn
 from headrace.errors import StorageError
 from headrace.evaluate.statistics import Difference, Estimate, mean_interval, paired_difference
-from headrace.protocols import Verifier
 from headrace.types import Json, Task, Trajectory
+from headrace.verify.pool import VerificationPool
 
 __all__ = ["Evaluation", "Item", "compare", "evaluate"]
 
@@ -120,16 +120,16 @@ class Evaluation:
 def evaluate(
     tasks: Sequence[Task],
     player: SingleTurn,
-    verifiers: Mapping[str, Verifier],
+    pool: VerificationPool,
     *,
     step: int,
     version: int,
     weights: int,
     on_progress: OnProgress | None = None,
 ) -> Evaluation:
-    """Play each task once with `player` (greedy by its parameters) and judge it."""
+    """Play each task once with `player` (greedy by its parameters) and judge it in `pool`."""
     groups = [Group(f"heldout.{task.id}", task, 1) for task in tasks]
-    played = judge(player.play(groups, on_progress=on_progress), verifiers)
+    played = pool.judge(player.play(groups, on_progress=on_progress))
     return Evaluation(
         suite="heldout",
         step=step,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headrace.algorithms.credit import assemble, credit
-from headrace.environments.single_turn import Group, judge
+from headrace.environments.single_turn import Group
 from headrace.pipeline.run import Learned, Played, Run
 from headrace.protocols import LearnerReport, UpdateReport
 from headrace.types import Floats, Sample, Trajectory
@@ -53,7 +53,8 @@ def attempt(run: Run, wave: str, groups: list[Group]) -> list[Trajectory]:
     """Play and judge the groups of a wave, unless an earlier life of the run has done it."""
     attempts = run.recorded(wave, groups)
     if attempts is None:
-        attempts = judge(run.player.play(groups, on_progress=run.sampling), run.verifiers)
+        played = run.player.play(groups, on_progress=run.sampling)
+        attempts = run.judges.judge(played, run.judging)
         run.keep(wave, attempts)
     return attempts
 

@@ -27,7 +27,7 @@ from headrace.pipeline.vigil import Vigil
 from headrace.pipeline.watch import Alert, Watch
 from headrace.policy.engine import TorchPolicy
 from headrace.policy.learner import TorchLearner
-from headrace.protocols import LearnerReport, UpdateReport, Verifier
+from headrace.protocols import LearnerReport, UpdateReport
 from headrace.recipe import Recipe
 from headrace.store.checkpoints import Checkpoints
 from headrace.store.events import EventLog
@@ -35,6 +35,7 @@ from headrace.store.files import read_json, write_json_atomic
 from headrace.store.runs import RunDirectory
 from headrace.store.trajectories import WaveLog
 from headrace.types import Json, Task, Trajectory
+from headrace.verify.pool import VerificationPool
 
 __all__ = ["Books", "Learned", "Played", "Run"]
 
@@ -81,7 +82,7 @@ class Run:
     policy: TorchPolicy
     learner: TorchLearner
     source: TaskSource
-    verifiers: Mapping[str, Verifier]
+    judges: VerificationPool
     player: SingleTurn
     examiner: SingleTurn
     heldout: Sequence[Task]
@@ -154,6 +155,9 @@ class Run:
 
     def sampling(self, done: int, total: int) -> None:
         self.listener.progress("sampling", done, total)
+
+    def judging(self, done: int, total: int) -> None:
+        self.listener.progress("judging", done, total)
 
     def keep(self, wave: str, attempts: Sequence[Trajectory]) -> None:
         """Put a judged wave on disk."""
@@ -320,7 +324,7 @@ class Run:
             evaluation = evaluate(
                 self.heldout,
                 self.examiner,
-                self.verifiers,
+                self.judges,
                 step=self.step,
                 version=self.policy.version,
                 weights=weights,

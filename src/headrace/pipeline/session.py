@@ -51,6 +51,8 @@ from headrace.store.events import EventLog
 from headrace.store.runs import RunDirectory
 from headrace.store.trajectories import WaveLog
 from headrace.types import Json, Task
+from headrace.verify.cache import DiskCache
+from headrace.verify.pool import VerificationPool
 
 __all__ = ["RunResult", "resume", "start"]
 
@@ -169,8 +171,12 @@ def _drive(directory: RunDirectory, parts: _Parts, listener: Listener) -> RunRes
 def _train(directory: RunDirectory, parts: _Parts, listener: Listener) -> str:
     """Train to the end with the books open; the reason it ended."""
     recipe = parts.recipe
-    with _books(directory, recipe) as books, _safe_stop(listener) as stop_requested:
-        run = _assemble(parts, books, listener, stop_requested)
+    with (
+        _books(directory, recipe) as books,
+        _judges(directory, parts, listener) as judges,
+        _safe_stop(listener) as stop_requested,
+    ):
+        run = _assemble(parts, books, judges, listener, stop_requested)
         if run.step == 0:
             told = {
                 "recipe": recipe.name,
@@ -196,8 +202,31 @@ def _books(directory: RunDirectory, recipe: Recipe) -> Generator[Books]:
         yield Books(directory, events, waves, checkpoints)
 
 
+@contextlib.contextmanager
+def _judges(
+    directory: RunDirectory, parts: _Parts, listener: Listener
+) -> Generator[VerificationPool]:
+    """The run's one pool of verifiers; what it has judged it does not judge again when resumed."""
+    spec = parts.recipe.verify
+    with (
+        DiskCache(directory.path / "verdicts.sqlite") as cache,
+        VerificationPool(
+            {name: domain.verifier for name, domain in parts.domains.items()},
+            workers=spec.workers,
+            deadline_s=spec.deadline,
+            cache=cache,
+            warn=listener.warning,
+        ) as pool,
+    ):
+        yield pool
+
+
 def _assemble(
-    parts: _Parts, books: Books, listener: Listener, stop_requested: StopRequested
+    parts: _Parts,
+    books: Books,
+    judges: VerificationPool,
+    listener: Listener,
+    stop_requested: StopRequested,
 ) -> Run:
     recipe = parts.recipe
     policy = TorchPolicy(parts.loaded, recipe.model)
@@ -222,7 +251,7 @@ def _assemble(
         policy=policy,
         learner=learner,
         source=parts.source,
-        verifiers={name: domain.verifier for name, domain in parts.domains.items()},
+        judges=judges,
         player=player,
         examiner=replace(player, params=replace(player.params, temperature=0.0)),
         heldout=parts.heldout,
