@@ -18,6 +18,7 @@ from headrace.sandbox.pool.leases import Leases
 from headrace.sandbox.portal import Portal
 from headrace.sandbox.spec import (
     BoxLimits,
+    Capabilities,
     Isolation,
     Sandbox,
     SandboxFailure,
@@ -59,6 +60,7 @@ class Boxes:
         self._portal: Portal | None = None
         self._pools: dict[str, Pool] = {}
         self._chosen: dict[SandboxSpec, Pool] = {}
+        self._gives: dict[SandboxSpec, Capabilities] = {}
 
     def run(
         self,
@@ -77,6 +79,14 @@ class Boxes:
             return portal.call(_borrow(pool, spec, job), timeout_s=timeout_s + _START_S)
         except (SandboxFailure, SandboxGone):
             return portal.call(_borrow(pool, spec, job), timeout_s=timeout_s + _START_S)
+
+    def capabilities(self, spec: SandboxSpec) -> Capabilities:
+        """What the backend gives that sandboxes of that kind come from here.
+
+        Raises SandboxRefused if there is none.
+        """
+        self._open(spec)
+        return self._gives[spec]
 
     def close(self) -> None:
         """End all sandboxes; a later call opens the pool again."""
@@ -98,6 +108,7 @@ class Boxes:
                     pool = Pool([backend], Leases(), self._options)
                     self._portal.call(pool.start(), timeout_s=_START_S)
                     self._pools[backend.name] = pool
+                self._gives[spec] = backend.capabilities()
                 self._chosen[spec] = self._pools[backend.name]
             return self._portal, self._chosen[spec]
 
