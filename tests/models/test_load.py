@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -160,3 +161,14 @@ def test_a_tokenizer_larger_than_the_model_is_refused(directory: Path) -> None:
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(ModelError, match="tokenizer has 272 tokens but the model only 271"):
         load(str(directory))
+
+
+def test_loading_asks_for_large_pages_unless_somebody_has_decided(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
+    load(str(directory))
+    assert os.environ["THP_MEM_ALLOC_ENABLE"] == "1"
+    monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "0")
+    load(str(directory))
+    assert os.environ["THP_MEM_ALLOC_ENABLE"] == "0"

@@ -28,6 +28,7 @@ from transformers.utils import logging as library_logging
 
 from headrace.errors import ModelError
 from headrace.policy.cache import Progress
+from headrace.policy.memory import wish_for_large_pages
 from headrace.policy.pull import first_line, pull
 
 __all__ = ["LoadedModel", "load"]
@@ -67,6 +68,7 @@ def load(source: str, *, progress: Progress | None = None) -> LoadedModel:
     Raises ModelError where the files are no complete causal language model with a tokenizer,
     and what `headrace.policy.pull.pull` raises.
     """
+    wish_for_large_pages()
     pulled = pull(source, progress=progress)
     with _quiet():
         _check_config(pulled.directory)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import sys
 from typing import Any
 
-__all__ = ["keep_freed_memory", "spare_memory"]
+__all__ = ["keep_freed_memory", "spare_memory", "wish_for_large_pages"]
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of <malloc.h>
 _USUAL, _KEEP, _SPARE = 32 << 20, 1 << 30, 1 << 20
@@ -17,6 +18,16 @@ _USUAL, _KEEP, _SPARE = 32 << 20, 1 << 30, 1 << 20
 class _State:
     usual = _USUAL
     now = 0
+
+
+def wish_for_large_pages() -> None:
+    """Have torch ask for pages of 2 MiB under every tensor of that size and more.
+
+    With pages of 4 KiB finding the next one costs a fifth of a decoding pass and a tenth of a
+    training step. Torch looks at the variable once, at its first tensor on the CPU: whoever has
+    made one already, or has set the variable, keeps what there is.
+    """
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 def keep_freed_memory() -> None:
