@@ -51,6 +51,7 @@ from headrace.store.events import EventLog
 from headrace.store.runs import RunDirectory
 from headrace.store.trajectories import WaveLog
 from headrace.types import Json, Task
+from headrace.verify.audit import ensure_audited
 from headrace.verify.cache import DiskCache
 from headrace.verify.pool import VerificationPool
 
@@ -75,6 +76,7 @@ class _Parts:
     domains: Mapping[str, Domain]
     source: TaskSource
     heldout: list[Task]
+    audits: Json
 
 
 def start(
@@ -105,7 +107,7 @@ def start(
             recipe.model_dump(mode="json"),
             recipe.name,
             recipe.digest,
-            _environment(recipe, parts.loaded),
+            _environment(recipe, parts.loaded) | {"audits": parts.audits},
             directory=directory,
         )
         with run_directory.lock():
@@ -130,12 +132,24 @@ def _prepare(recipe: Recipe, catalogue: Catalogue, listener: Listener) -> _Parts
     specs = catalogue.resolve(recipe.tasks.domains)
     spec = recipe.tasks.model_copy(update={"domains": tuple(specs)})
     domains = {item.name: catalogue.open(item.name) for item in specs}
+    audits = _audited(recipe, domains, listener)
     source = TaskSource(spec, domains, recipe.seed)
     listener.phase(f"loading {recipe.model.source}")
     loaded = load(recipe.model.source, progress=StageProgress(listener))
     listener.phase("drawing the held-out tasks")
     heldout = source.heldout(recipe.evaluate.items, recipe.evaluate.tiers)
-    return _Parts(recipe, loaded, domains, source, heldout)
+    return _Parts(recipe, loaded, domains, source, heldout, audits)
+
+
+def _audited(recipe: Recipe, domains: Mapping[str, Domain], listener: Listener) -> Json:
+    """What is known of the verifiers' audits, by domain; GateFailed for one that does not pass."""
+    if recipe.verify.audit == "off":
+        listener.warning(
+            "verify.audit is off: nothing vouches for these rewards, and the run will say so"
+        )
+        return "off"
+    records = ensure_audited(domains, progress=listener.progress)
+    return {name: record.to_json() for name, record in records.items()}
 
 
 def _configure_torch(recipe: Recipe) -> None:

