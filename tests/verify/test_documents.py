@@ -202,6 +202,9 @@ def test_numbers_are_read_as_people_write_them(text: str, value: str, unit: str)
         "the loss was (5)",
         "(5",
         "$5 EUR",
+        "5 or so",
+        "5 kg or Edda",
+        "5\nEdda",
         "٥",
         "1e300",
         "9" * 100,
@@ -336,6 +339,7 @@ def test_citations_are_read_from_json_and_nothing_else() -> None:
     }
     assert score(answer, '[{"passage": "a", "quote": "The red barn was old"}]') == 1
     for said in (
+        '[{"passage": "a", "quote": "The red barn was old"}] or Edda',
         "The red barn was old",
         '{"passage": "a", "quote": "The red barn was old"}',
         '[{"passage": "a", "quote": "The red barn was old", "start": 5}]',

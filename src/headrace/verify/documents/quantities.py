@@ -14,6 +14,7 @@ __all__ = ["Quantity", "convert", "read_quantity", "unit_name"]
 _NUMBER = re.compile(r"\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+", re.ASCII)
 _EXPONENT = re.compile(r"(?:[eE]|\s?[x×*]\s?10\s?\^\s?)([+-]?\d{1,2})(?!\w|\.\d)", re.ASCII)
 _WORD = re.compile(r"[A-Za-z]+|[%‰°€$£¥₹]")
+_SEVERAL = re.compile(r"\n|\b(?:or|either|alternatively)\b", re.IGNORECASE)
 _PHRASE = re.compile(r"[A-Za-z]+\s[A-Za-z]+")
 _RATIO = re.compile(r"([A-Za-z%€$£¥₹]+)\s?/\s?([A-Za-z]+)")
 _SIGNS = str.maketrans({"−": "-", "–": "-", "﹣": "-", "－": "-", "\xa0": " ", "\u202f": " "})
@@ -103,7 +104,8 @@ class _Front:
 
 
 def read_quantity(text: str, *, decimal_comma: bool = False) -> Quantity | None:
-    """The one number in `text`; None if there is none, several, or one that is part of a word.
+    """The one number in `text`; None if there is none, several, one that is part of a word, or if
+    something else is offered beside it (with "or", or on another line).
 
     `$1.2 million`, `-3.5%`, `1,234 kg`, `2e3`, `USD 4.1m`; words may stand around it. A whole
     answer in parentheses is negative, as in accounts: `(5)`, `$(4.1) million`. k, M, B and T
@@ -127,7 +129,8 @@ def read_quantity(text: str, *, decimal_comma: bool = False) -> Quantity | None:
         after = after[exponent.end() :]
     if front is None or re.match(r"[.,:/-]\w", after):
         return None
-    if any(letter.isdigit() for letter in front.words + after):
+    around = front.words + after
+    if any(letter.isdigit() for letter in around) or _SEVERAL.search(around):
         return None
     if front.parenthesis:
         inside, closed, outside = after.partition(")")

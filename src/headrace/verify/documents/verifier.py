@@ -244,7 +244,7 @@ def _citations(ask: Ask, answer: str) -> _Measured:
 
 
 def _cited(answer: str) -> list[Citation]:
-    document = unwrapped(answer, ("json", ""), "anywhere")
+    document = unwrapped(answer, ("json", ""), "fence")
     if document is None:
         raise Malformed("no JSON list of citations")
     value = read_json(document)
