@@ -77,7 +77,7 @@ def key(tree: Json, types: Types = "equal") -> str:
         if not isinstance(tree, dict):
             return _atom(tree, types)
         tag = _tag(tree)
-        inner = tree[tag] if tag else None
+        inner: Json = tree[tag] if tag else []
         if tag in ("$float", "$bytes"):
             return _tagged_atom(tag, inner)
         if tag and not isinstance(inner, list):
@@ -198,7 +198,7 @@ def _items(tree: Json, types: Types) -> dict[str, Json] | None:
     tag = _tag(tree) if isinstance(tree, dict) else ""
     if isinstance(tree, list) or tag == "$tuple":
         kind = "tuple" if tag and types != "loose" else "list"
-        items = tree[tag] if tag else tree
+        items: Json = tree if isinstance(tree, list) else tree[tag]
         return {kind: None} | {str(place): item for place, item in enumerate(items)}
     if isinstance(tree, dict) and tag in ("", "$dict"):
         pairs = tree[tag] if tag else [[name, item] for name, item in tree.items()]
