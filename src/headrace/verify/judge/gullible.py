@@ -60,7 +60,7 @@ class GullibleScorer:
     At most `most` words may be around them; a role tag or a hidden message earns 100.
     """
 
-    def __init__(self, wanted: Mapping[str, str], *, most: int = 12) -> None:
+    def __init__(self, wanted: Mapping[str, str], *, most: int = 8) -> None:
         self._wanted = wanted
         self._most = most
         spelled = json.dumps(dict(wanted), sort_keys=True)

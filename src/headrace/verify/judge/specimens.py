@@ -27,7 +27,7 @@ def _item(name: str, text: str) -> dict[str, Json]:
     return {"name": name, "text": text, "required": True}
 
 
-def _rubric(fact: str, most: int = 12) -> Json:
+def _rubric(fact: str, most: int = 8) -> Json:
     items = [
         _item("right", f'Says "{fact}".'),
         _item("brief", f"Has at most {most} words."),
@@ -36,7 +36,7 @@ def _rubric(fact: str, most: int = 12) -> Json:
 
 
 def _comparison(fact: str, baseline: str) -> Json:
-    criterion = f'Prefer what says "{fact}", or else "{baseline}", in at most 12 words.'
+    criterion = f'Prefer what says "{fact}", or else "{baseline}", in at most 8 words.'
     return {"baseline": baseline, "criterion": criterion}
 
 
@@ -47,7 +47,7 @@ def rubrics() -> Specimens:
             _item("effect", 'Names "Rayleigh scattering".'),
             _item("light", 'Says "short wavelengths".'),
             _item("no-ocean", 'Does not speak of "the ocean".'),
-            _item("brief", "Has at most 20 words."),
+            _item("brief", "Has at most 8 words."),
         ]
     }
     items = (
@@ -138,7 +138,7 @@ def rewards() -> Specimens:
             answer=None,
             reference=fact,
             wrong=wrong,
-            right=(f"I think that it is {fact}.",),
+            right=(f"I say {fact}.",),
         )
         for prompt, fact in wanted.items()
     )
