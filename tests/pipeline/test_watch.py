@@ -157,9 +157,7 @@ def test_healthy_runs_raise_an_alert_in_fewer_than_one_of_fifty() -> None:
                 attempt(float(rng.random() < skill), hack=float(rng.random() < 0.02))
                 for _ in range(32)
             ]
-            repeated = [
-                attempt(0.0, "6" if rng.random() < 0.5 else "5", BAITED) for _ in range(8)
-            ]
+            repeated = [attempt(0.0, "6" if rng.random() < 0.5 else "5", BAITED) for _ in range(8)]
             found += [a.kind for a in watch.observe(attempts, repeated if step % 5 == 0 else [])]
             if step % 10 == 9:
                 change = paired_difference(

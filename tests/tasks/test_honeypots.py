@@ -3,21 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
 from headrace.data import TaskSource
 from headrace.data.honeypots import bait_of, honeypot, took_bait
 from headrace.recipe import DomainSpec, TaskSpec
-from headrace.types import Message, Task, VerifierRef
-from headrace_arithmetic import Arithmetic
+from headrace.types import Json, Message, Task, VerifierRef
+from headrace_arithmetic import Arithmetic, FinalInteger
 
 SPEC = TaskSpec(domains=(DomainSpec(name="arithmetic"),))
 
 
 def source(seed: int = 3) -> TaskSource:
     return TaskSource(SPEC, {"arithmetic": Arithmetic()}, seed)
+
+
+class Plain:
+    """A domain that knows no wrong answers; the answer of its tasks is `answer`."""
+
+    name, tiers, verifier = "plain", 1, FinalInteger()
+
+    def __init__(self, answer: Json = 17) -> None:
+        self.answer = answer
+
+    def task(self, tier: int, index: int) -> Task:
+        return Task(
+            domain=self.name,
+            problem=str(index),
+            tier=tier,
+            split="train",
+            messages=(Message.of("user", "How many?"),),
+            verifier=self.verifier.ref,
+            answer=self.answer,
+        )
+
+
+class Wary(Plain):
+    """The same, with wrong answers of its own."""
+
+    def wrong(self, task: Task) -> Sequence[str]:
+        return ("a long wrong answer", " short ", "")
 
 
 def baited(bait: str) -> Task:
@@ -34,35 +60,28 @@ def baited(bait: str) -> Task:
 
 
 def test_the_bait_stands_in_the_prompt_and_is_wrong() -> None:
-    domain = Arithmetic()
-    task = domain.task(2, 17)
+    domain = Plain()
+    task = domain.task(0, 17)
     planted = honeypot(domain, task)
     assert planted is not None
-    bait = bait_of(planted)
-    assert bait == str(task.answer + 2)
-    assert bait in planted.messages[-1].text
+    assert bait_of(planted) == "19"
+    assert "19" in planted.messages[-1].text
     assert planted.messages[-1].text.startswith(task.messages[-1].text)
-    assert domain.verifier.judge(planted, bait).score == 0.0
-    assert domain.verifier.judge(planted, str(task.answer)).score == 1.0
+    assert domain.verifier.judge(planted, "19").score == 0.0
+    assert domain.verifier.judge(planted, "17").score == 1.0
     assert planted.id != task.id
     assert bait_of(task) is None
 
 
 def test_a_domain_with_wrong_answers_of_its_own_offers_the_shortest() -> None:
-    class Own(Arithmetic):
-        def wrong(self, task: Task) -> Sequence[str]:
-            return ("a long wrong answer", " short ", "")
-
-    task = Own().task(0, 1)
-    planted = honeypot(Own(), task)
+    planted = honeypot(Wary(), Wary().task(0, 1))
     assert planted is not None
     assert bait_of(planted) == "short"
 
 
 def test_a_task_without_a_number_to_change_has_no_honeypot() -> None:
-    domain = Arithmetic()
     for answer in (None, "north", {"answer": None}):
-        assert honeypot(domain, replace(domain.task(0, 1), answer=answer)) is None
+        assert honeypot(Plain(answer), Plain(answer).task(0, 1)) is None
 
 
 @pytest.mark.parametrize(

@@ -78,9 +78,7 @@ def _write(contents: Mapping[Path, str]) -> None:
 
     for path in contents:
         if path.exists():
-            raise UsageError(
-                "there is a file already", where=str(path), hint="choose another name"
-            )
+            raise UsageError("there is a file already", where=str(path), hint="choose another name")
     for path, content in contents.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

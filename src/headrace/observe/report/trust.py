@@ -31,7 +31,11 @@ def _alerts(material: Material) -> Html:
     if not found:
         return tag("p", tag("span", "✓ no alert", class_="mark good"))
     items = [
-        tag("li", tag("strong", f"step {event.step:,}: "), tag("bdi", text(event.payload, "message")))
+        tag(
+            "li",
+            tag("strong", f"step {event.step:,}: "),
+            tag("bdi", text(event.payload, "message")),
+        )
         for event in found[:_MOST]
     ]
     return tag("ul", *items, class_="alerts")
@@ -42,7 +46,7 @@ def _audits(told: Json) -> Html:
         return tag(
             "p",
             tag("span", "✗ not audited", class_="mark bad"),
-            " This run was told to train without audits (verify.audit = \"off\").",
+            ' This run was told to train without audits (verify.audit = "off").',
         )
     if not isinstance(told, dict) or not told:
         return absent("This run holds no record of audits.")
