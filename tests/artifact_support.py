@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
 import headrace.verify
 from headrace.sandbox.oci.backend import OciBackend
+from headrace.sandbox.spec import Capabilities, Sandbox, SandboxFailure, SandboxSpec
 from headrace.types import Json, Message, Task, Verdict
 from headrace.verify.base import BaseVerifier
+from headrace.verify.boxes import Boxes
 from headrace.verify.kinds import Specimens
 
 _WHY = OciBackend().available()
 needs_boxes = pytest.mark.skipif(_WHY is not None, reason=f"oci: {_WHY}")
 _TRICKS = Path(headrace.verify.__file__).parent / "audit" / "tricks"
-A, B = TypeVar("A"), TypeVar("B")
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 def trick(path: Path) -> str:
@@ -65,6 +68,23 @@ def task_of(verifier: BaseVerifier, answer: Json) -> Task:
         verifier=verifier.ref,
         answer=answer,
     )
+
+
+class DyingBoxes(Boxes):
+    """Boxes whose machine fails under every job."""
+
+    def capabilities(self, spec: SandboxSpec) -> Capabilities:
+        del spec
+        return OciBackend().capabilities()
+
+    def run(
+        self,
+        spec: SandboxSpec,
+        job: Callable[[Sandbox], Coroutine[Any, Any, A]],
+        *,
+        timeout_s: float,
+    ) -> A:
+        raise SandboxFailure("the machine is gone", where=f"{spec.image} {job} {timeout_s}")
 
 
 def part(verdict: Verdict, name: str) -> float:

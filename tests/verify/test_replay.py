@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artifact_support import attempts_of, misjudged, part, task_of
@@ -92,6 +92,7 @@ WORLDS: dict[str, tuple[Json, Json]] = {
 }
 
 
+@settings(max_examples=60)
 @given(st.sampled_from(sorted(WORLDS)), st.data(), st.integers(0, 5))
 def test_a_log_has_one_final_state_and_leaves_the_initial_one_alone(
     name: str, data: st.DataObject, seed: int

@@ -7,10 +7,10 @@ import contextlib
 import difflib
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifact_support import at_once, attempts_of, misjudged, needs_boxes, part, task_of
+from artifact_support import DyingBoxes, at_once, attempts_of, misjudged, needs_boxes, part, task_of
 from headrace.types import Json
 from headrace.verify.boxes import Boxes
 from headrace.verify.repository import KIND, RepositoryAnswer, RepositoryPatch
@@ -105,17 +105,19 @@ def test_what_does_not_fit_or_leaves_the_tree_is_refused(diff: str) -> None:
 LINES = st.lists(st.sampled_from(["a", "b", "c", "", "+", "- x", "@@"]), max_size=12)
 
 
+@settings(max_examples=60)
 @given(LINES, LINES)
 def test_a_diff_of_difflib_turns_the_old_text_into_the_new_one(
     old: list[str], new: list[str]
 ) -> None:
     before, after = ("".join(f"{line}\n" for line in lines) for lines in (old, new))
-    keeping = [text.splitlines(keepends=True) for text in (before, after)]
-    diff = "".join(difflib.unified_diff(*keeping, "a/f", "b/f"))
+    one, two = before.splitlines(keepends=True), after.splitlines(keepends=True)
+    diff = "".join(difflib.unified_diff(one, two, "a/f", "b/f"))
     if before != after:
         assert apply({"f": before}, parse(diff)) == {"f": after}
 
 
+@settings(max_examples=60)
 @given(st.text(alphabet="-+ @/ab\n0123,\\", max_size=200))
 def test_no_text_makes_the_reader_raise_anything_else(text: str) -> None:
     with contextlib.suppress(TreeError):
@@ -241,10 +243,25 @@ class Cart:
 
     def __exit__(self, *error):
         self.items.clear()
+        return True
 
 
 class Loud(str):
     pass
+
+
+class Same(tuple):
+    def __eq__(self, other):
+        return True
+
+    def __contains__(self, item):
+        return True
+
+    def __rsub__(self, other):
+        return 0
+
+    __sub__ = __rsub__
+    __hash__ = None
 
 
 def sort_in_place(values):
@@ -339,6 +356,15 @@ class A(unittest.TestCase):
     def test_j_compared(self):
         self.assertAlmostEqual(shop.Cart(), 1.5)
 
+    def test_l_always_equal(self):
+        self.assertEqual(shop.Same(), 5)
+
+    def test_m_always_in(self):
+        self.assertIn(5, shop.Same())
+
+    def test_n_always_near(self):
+        self.assertAlmostEqual(shop.Same(), 5.0)
+
     @unittest.skip("later")
     def test_k_skipped(self):
         pass
@@ -359,7 +385,9 @@ def test_tests_see_objects_errors_and_output_across_and_nothing_ends_them() -> N
     verifier = RepositoryPatch()
     verdict = verifier.judge_tree(task_of(verifier, answer), {"shop.py": SHOP}, steps=1)
     failed = [name for name in names if f"test_shop.A.{name}" in verdict.evidence]
-    assert [name[5] for name in failed] == ["e", "f", "h", "i", "j", "k"], verdict.evidence
+    assert [name[5] for name in failed] == ["e", "f", "h", "i", "j", "l", "m", "n", "k"], (
+        verdict.evidence
+    )
     assert (part(verdict, "resolved"), part(verdict, "counted")) == (0.0, 1.0)
 
 
@@ -416,3 +444,9 @@ def test_a_backend_with_one_user_is_refused_and_not_degraded() -> None:
 
 def test_the_kind_is_the_verifiers() -> None:
     assert (KIND.id, KIND.version) == (RepositoryPatch.ref.id, RepositoryPatch.ref.version)
+
+
+def test_a_machine_that_fails_gives_no_score() -> None:
+    domain = specimens()
+    verdict = RepositoryPatch(DyingBoxes()).judge(domain.task(0, 0), domain.items[0].reference)
+    assert (verdict.score, verdict.fault) == (None, "infrastructure")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from pydantic import TypeAdapter
 
-from artifact_support import at_once, attempts_of, misjudged, needs_boxes, part, task_of
+from artifact_support import DyingBoxes, at_once, attempts_of, misjudged, needs_boxes, part, task_of
 from headrace.sandbox.spec import Sandbox
 from headrace.types import Json
 from headrace.verify.boxes import Boxes, shared
@@ -129,8 +131,8 @@ def test_links_that_may_lead_out_of_the_tree_are_named(target: str, escapes: boo
 
 def test_the_digest_is_of_paths_kinds_modes_contents_and_targets() -> None:
     def changed(**fields: Json) -> str:
-        entry = {"kind": "file", "mode": 0o644, "data": b"x", **fields}
-        return digest({"/w/a": Entry(**entry)})
+        entry = Entry(kind="file", mode=0o644, data=b"x")
+        return digest({"/w/a": replace(entry, **fields)})
 
     digests = {
         changed(),
@@ -245,3 +247,9 @@ def test_a_second_run_must_leave_the_same_tree() -> None:
         lambda script: verifier.judge(task_of(verifier, answer), f"```sh\n{script}\n```"), scripts
     )
     assert [verdict.score for verdict in verdicts] == [0.0, 1.0]
+
+
+def test_a_machine_that_fails_gives_no_score() -> None:
+    domain = specimens()
+    verdict = FinalState(DyingBoxes()).judge(domain.task(0, 0), domain.items[0].reference)
+    assert (verdict.score, verdict.fault) == (None, "infrastructure")

@@ -186,21 +186,21 @@ def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
 
+_PEELS: tuple[tuple[type, Callable[[Any], Any]], ...] = (
+    (int, int.__int__),
+    (float, float.__float__),
+    (str, str.__str__),
+    (tuple, lambda item: tuple(tuple.__iter__(item))),
+    (list, lambda item: list(list.__iter__(item))),
+    (dict, lambda item: dict(dict.items(item))),
+    (set, lambda item: set(set.__iter__(item))),
+    (frozenset, lambda item: frozenset(frozenset.__iter__(item))),
+)
+
+
 def _plain(value: Any) -> Any:
     """What a value of a class derived from a plain one is without that class; else None."""
-    for base, inner in (
-        (int, int.__int__),
-        (float, float.__float__),
-        (str, str.__str__),
-        (tuple, lambda item: tuple(tuple.__iter__(item))),
-        (list, lambda item: list(list.__iter__(item))),
-        (dict, lambda item: dict(dict.items(item))),
-        (set, lambda item: set(set.__iter__(item))),
-        (frozenset, lambda item: frozenset(frozenset.__iter__(item))),
-    ):
-        if isinstance(value, base):
-            return inner(value)
-    return None
+    return next((peel(value) for base, peel in _PEELS if isinstance(value, base)), None)
 
 
 def serve(link: socket.socket) -> None:

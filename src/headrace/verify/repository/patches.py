@@ -214,7 +214,9 @@ def apply(files: Mapping[str, str], changes: Sequence[FileChange]) -> dict[str, 
         if change.new is not None:
             tree[change.new] = after
         elif after and change.hunks:
-            raise PatchError("a deleted file has lines that the patch leaves", where=change.old)
+            raise PatchError(
+                "a deleted file has lines that the patch leaves", where=change.old or ""
+            )
     check_tree(tree)
     return tree
 

@@ -29,12 +29,12 @@ __all__ = ["SUITE", "Report", "run_tests"]
 
 SUITE = SandboxSpec(
     isolation=Isolation.NAMESPACE,
-    limits=BoxLimits(memory_mb=512, disk_mb=64, cpus=1.0, processes=64, open_files=256),
+    limits=BoxLimits(memory_mb=512, disk_mb=64, cpus=2.0, processes=64, open_files=256),
 )
 """The sandbox of a test run: two users, no network, the host's Python."""
 
 _HERE = Path(__file__).parent
-_TREE, _TESTS = "/home/agent/tree", "/home/verifier/suite"
+_AGENT, _VERIFIER = "/home/agent/work", "/home/verifier/suite"
 _MOST_OUTPUT = 4 * 2**20
 
 
@@ -63,21 +63,23 @@ async def run_tests(box: Sandbox, answer: RepositoryAnswer, tree: Mapping[str, s
     Raises SandboxFailure where the machine fails and not the candidate.
     """
     nonce, place = secrets.token_hex(16), f"/tmp/suite-{secrets.token_hex(8)}"
-    hands = f"{_TREE}-hands/hands.py"
-    await box.put(archive(tree), _TREE)
-    await box.put_file(hands, (_HERE / "hands.py").read_bytes())
-    await box.put(archive(answer.tests), f"{_TESTS}/files", user="verifier")
-    await box.put_file(f"{_TESTS}/runner.py", (_HERE / "runner.py").read_bytes(), user="verifier")
-    begin = f"exec python3 -I {hands} {place}/s {_TREE} </dev/null >/dev/null 2>&1 &"
-    begun = await box.exec(["sh", "-c", begin], timeout_s=20.0)
+    theirs = {"hands.py": (_HERE / "hands.py").read_text()}
+    theirs |= {f"tree/{path}": text for path, text in tree.items()}
+    ours = {"runner.py": (_HERE / "runner.py").read_text()}
+    ours |= {f"files/{path}": text for path, text in answer.tests.items()}
+    await box.put(archive(theirs), _AGENT)
+    await box.put(archive(ours), _VERIFIER, user="verifier")
+    program = f"mkdir -p tree; exec python3 -I hands.py {place}/s {_AGENT}/tree"
+    begin = f"({program}) </dev/null >/dev/null 2>&1 &"
+    begun = await box.exec(["sh", "-c", begin], timeout_s=20.0, cwd=_AGENT)
     if not begun.ok:
         raise SandboxFailure(f"the candidate's side does not start: {begun.stderr.text[-200:]}")
     result = await box.exec(
-        ["python3", "-I", "-S", "-B", f"{_TESTS}/runner.py"],
+        ["python3", "-I", "-S", "-B", f"{_VERIFIER}/runner.py"],
         stdin=json.dumps(_config(answer, nonce, f"{place}/s")).encode(),
         timeout_s=answer.run_s,
         user="verifier",
-        cwd=_TESTS,
+        cwd=_VERIFIER,
         limits=ExecLimits(output_bytes=_MOST_OUTPUT),
     )
     if result.outcome is Outcome.CRASH or result.exit_code == 127:
@@ -89,9 +91,8 @@ async def run_tests(box: Sandbox, answer: RepositoryAnswer, tree: Mapping[str, s
 def _config(answer: RepositoryAnswer, nonce: str, socket: str) -> dict[str, Json]:
     """What the runner is told; an attempt has no say in it. A package that holds test files only
     is the runner's own, one that has other files of the tree is the candidate's."""
-    files = {
-        module_of(path): f"{_TESTS}/files/{path}" for path in answer.tests if path.endswith(".py")
-    }
+    python = [path for path in answer.tests if path.endswith(".py")]
+    files = {module_of(path): f"{_VERIFIER}/files/{path}" for path in python}
     candidate = _parents(path for path in answer.files if path not in answer.tests)
     spaces = _parents(answer.tests) - candidate
     theirs = {module_of(path).partition(".")[0] for path in answer.files if path.endswith(".py")}
@@ -99,7 +100,7 @@ def _config(answer: RepositoryAnswer, nonce: str, socket: str) -> dict[str, Json
     return {
         "nonce": nonce,
         "socket": socket,
-        "root": f"{_TESTS}/files",
+        "root": f"{_VERIFIER}/files",
         "seconds": answer.call_s,
         "modules": list(answer.test_modules),
         "files": files,

@@ -184,7 +184,8 @@ class Link:
             return base
         if name not in self._classes:
             body = {"__str__": _their_text, "__getattr__": _their_attribute}
-            self._classes[name] = type(name.rpartition(".")[2] or "E", (base,), body)
+            made: Any = type(name.rpartition(".")[2] or "E", (base,), body)
+            self._classes[name] = made
         kind = self._classes[name]
         self._numbers[kind] = (self.epoch, number)
         return kind

@@ -17,8 +17,8 @@ def _prompt(story: str, files: dict[str, str]) -> str:
 
 
 def _diff(path: str, before: str, after: str) -> str:
-    lines = [text.splitlines(keepends=True) for text in (before, after)]
-    return "".join(difflib.unified_diff(*lines, f"a/{path}", f"b/{path}"))
+    old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
+    return "".join(difflib.unified_diff(old, new, f"a/{path}", f"b/{path}"))
 
 
 def _fenced(path: str, before: str, after: str) -> str:

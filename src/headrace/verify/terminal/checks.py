@@ -123,7 +123,8 @@ class Checker(_Check):
     """A script that looks at the final tree as the user "verifier" and prints one line: the value
     of the variable HEADRACE_NONCE, a space, and pass or fail. It must end with exit code 0.
 
-    It reads files and must not run what the agent left (that is what `Output` is for).
+    It reads files and must not run what the agent left (that is what `Output` is for), nor what
+    runs code that files name, as git does of a repository's configuration.
     """
 
     kind: Literal["checker"]

@@ -48,6 +48,10 @@ def _count() -> Specimen:
             ),
         ),
         right=(
+            _sh(
+                "cut -d' ' -f1 access.log | sort | uniq -c | awk '{print $2,$1}' > counts.txt\n"
+                "exit 3"
+            ),
             _sh("awk '{n[$1]++} END {for (a in n) print a, n[a]}' access.log | sort > counts.txt"),
         ),
     )

@@ -81,8 +81,8 @@ def _entry(
 def digest(tree: Tree) -> str:
     """The SHA-256 (hex) of all paths, kinds, modes, contents and link targets, times left out.
 
-    >>> digest({"/w/a": Entry(kind="file", mode=0o644)})[:8]
-    'b1fb55b9'
+    >>> digest({})[:8]
+    'e3b0c442'
     """
     sums = hashlib.sha256()
     for path in sorted(tree):
