@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hypothesis import strategies as st
+
 import headrace.verify
 from headrace.protocols import Verifier
 from headrace.types import Json, Message, Task, Verdict
@@ -11,6 +13,19 @@ from headrace.verify.base import BaseVerifier
 from headrace.verify.kinds import Kind, Specimens
 
 _TRICKS = Path(headrace.verify.__file__).parent / "audit" / "tricks"
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(alphabet=st.characters(exclude_categories=("Cs",)), max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+"""JSON values of a few leaves."""
 
 
 def task_for(verifier: Verifier, answer: Json, prompt: str = "Do it.") -> Task:

@@ -23,12 +23,11 @@ def unwrapped(text: str, languages: tuple[str, ...], wrapping: Wrapping) -> str 
 
     `languages` are the names that a fence may have ("" is none). Under "anywhere", JSON (first
     of `languages`) may also stand bare between other words: the last object or array counts.
-    A text that begins like an object, an array or an element is no fence, whatever is in its
-    strings.
+    Other words are not told from a document here: whoever reads it will see.
 
     >>> unwrapped("```json\\n{}\\n```", ("json", ""), "fence")
     '{}\\n'
-    >>> unwrapped("Here: ```json\\n{}\\n```", ("json", ""), "fence") is None
+    >>> unwrapped("```json\\n{}\\n```\\nDone.", ("json", ""), "fence") is None
     True
     """
     text = without_thinking(text).strip()
