@@ -192,6 +192,11 @@ ALIKE: tuple[tuple[str, str], ...] = (
     ("C", "(C)"),
     ("C", "\\text{C}"),
     ("even", "\\textbf{even}"),
+    ("C", "(C) 5"),
+    ("C", "C) 5"),
+    ("C", "\\textbf{(C)}\\ \\sqrt{5}"),
+    ("(3, 4)", "(x, y) = (3, 4)"),
+    ("(3, 4)", "P = (3, 4)"),
 )
 
 DIFFERENT: tuple[tuple[str, str], ...] = (
@@ -317,6 +322,12 @@ DIFFERENT: tuple[tuple[str, str], ...] = (
     ("no", "yes"),
     ("C", "D"),
     ("C", "A, B, C, D"),
+    ("C", "(C) (D)"),
+    ("C", "(D) 5"),
+    ("1,234", "1, 234"),
+    ("1,000", "0, 1"),
+    ("5", "x \\approx 5 = 6"),
+    ("(3, 4)", "(x, y) = (4, 3)"),
     ("Tuesday", "Tuеsday"),
     ("even", "odd"),
     ("\\pi", "\\int_0^\\pi 1 dx"),

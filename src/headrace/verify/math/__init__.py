@@ -1,6 +1,7 @@
 r"""The kind `math-answer`: a number, an expression, a set, an interval, a matrix or a text.
 
 - `extract`: where the answer stands in an attempt; one place only;
+- `labels`: nouns behind it that say nothing;
 - `notation`, `numerals`, `units`, `reading`: what it says, as a structure with exact numbers;
 - `reference`: `Task.answer` and its options;
 - `compare`: whether the two say the same; asks an `Algebra` about expressions;
@@ -26,8 +27,9 @@ KIND = Kind(
     limits=(
         "One answer per attempt, at most 1000 characters (or four times the reference). Equality "
         "of expressions is proved or agrees to at least 60 digits and twice as many as any number "
-        "in them has. It cannot see the form that a task asks for (expanded, factored), and an "
-        "expression rearranged from the prompt passes where the reference is an expression. "
+        "in them has; `log` without a base is to base 10. It cannot see the form that a task asks "
+        "for (expanded, factored), and an expression rearranged from the prompt passes where the "
+        "reference is an expression. "
         "Five seconds of processor time for a comparison, then it is wrong."
     ),
     surfaces=MathAnswer.surfaces,

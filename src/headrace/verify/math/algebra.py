@@ -22,7 +22,7 @@ from headrace.verify.math.numerals import read_numeral
 from headrace.verify.math.reading import INFINITE, Group, Leaf, Node, Span, Union, Unreadable
 from headrace.verify.math.reference import Tolerance
 
-__all__ = ["SympyAlgebra", "TooExpensive", "parse"]
+__all__ = ["SympyAlgebra", "TooExpensive", "parse", "real_set"]
 
 
 class TooExpensive(Exception):
@@ -224,7 +224,7 @@ class SympyAlgebra:
 
     def same_region(self, gold: Node, said: Node) -> bool:
         """Equality of the two as sets of real numbers."""
-        first, second = _set(gold), _set(said)
+        first, second = real_set(gold), real_set(said)
         return bool(first == second or (first.symmetric_difference(second)).is_empty)
 
     def _equal(self, gold: Any, said: Any) -> bool:
@@ -315,7 +315,8 @@ def _difference(sides: Sequence[str]) -> tuple[Any, str]:
     return sympy.expand(parse(left) - parse(right)), sign
 
 
-def _set(node: Node) -> Any:
+def real_set(node: Node) -> Any:
+    """The sympy set that intervals, unions and sets of numbers make; Unreadable if none."""
     match node:
         case Span(low=Leaf(text=low), high=Leaf(text=high)):
             ends = (parse(low), parse(high))
@@ -323,7 +324,7 @@ def _set(node: Node) -> Any:
                 raise Unreadable("an interval between things that are not real numbers")
             return sympy.Interval(*ends, node.low_open, node.high_open)
         case Union(parts=parts):
-            return sympy.Union(*(_set(part) for part in parts))
+            return sympy.Union(*(real_set(part) for part in parts))
         case Group(kind="set", items=items):
             return sympy.FiniteSet(*(parse(i.text) for i in items if isinstance(i, Leaf)))
         case _:

@@ -6,6 +6,7 @@ verifier to ask in the child process. Known by the verifier and the worker.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Protocol
@@ -31,6 +32,8 @@ from headrace.verify.math.reference import Reference, Tolerance
 __all__ = ["Algebra", "Comparison", "NeedsAlgebra", "NoAlgebra", "is_plain"]
 
 _HUNDREDTH = Fraction(1, 100)
+_CHOICES = frozenset("ABCDEFGHIJ")
+_CHOICE = re.compile(r"\A(?:\\[a-z]+\{)?\s*\(?([A-J])\)\}?[\s:.\\](?!.*\([A-J]\)).*\Z", re.DOTALL)
 
 
 class NeedsAlgebra(Exception):
@@ -88,8 +91,9 @@ class NoAlgebra:
 
 
 def is_plain(node: Node) -> bool:
-    """Whether `node` has nothing in it but numerals, infinities, names and words."""
-    return all(
+    """Whether `node` has nothing in it but numerals, infinities, names and words; no union."""
+    region = node.region if isinstance(node, Region) else node
+    return not isinstance(region, Union) and all(
         read_numeral(leaf.text) is not None or leaf.text in INFINITE or name_of(leaf) is not None
         for leaf in leaves(node)
     )
@@ -107,7 +111,9 @@ class Comparison:
         """Whether `said` answers the reference; raises Unreadable if it says nothing."""
         golds = readings(self.reference.text, self.reference.manner())
         loose = any(leaf.unit is not None for gold in golds for leaf in leaves(gold))
-        answers = readings(said, self.reference.manner(loose=loose))
+        if len(golds) == 1 and isinstance(golds[0], Leaf) and golds[0].text in _CHOICES:
+            said = _CHOICE.sub(r"\1", said)
+        answers = readings(said, self.reference.manner(loose=loose), both=True)
         return any(self.same(gold, answer) for gold in golds for answer in answers)
 
     def same(self, gold: Node, said: Node, *, final: bool = True) -> bool:
@@ -301,7 +307,7 @@ def _named(node: Node) -> tuple[str | None, tuple[Node, ...]]:
         return None, ()
     terms = _chain(node)
     if (name := name_of(node.terms[0])) is not None:
-        return name, terms[1:] or node.terms[1:2]
+        return name, terms[1:] or node.terms[1:]
     if len(node.terms) == 2 and (name := name_of(node.terms[1])) is not None:
         return name, node.terms[:1]
     return None, ()

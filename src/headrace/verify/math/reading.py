@@ -153,19 +153,18 @@ class Manner:
     loose: bool = False
 
 
-def readings(text: str, manner: Manner) -> list[Node]:
-    """What `text` may say: as a rule one thing, two where commas may group digits or part items.
+def readings(text: str, manner: Manner, *, both: bool = False) -> list[Node]:
+    """What `text` may say: one thing, or two if `both` and commas may group digits or part items.
 
-    Raises Unreadable.
+    Without `both` they group digits, except where the task wants a list. Raises Unreadable.
     """
     text = _unlabelled(clean(text), manner.labels)
     if manner.kind == "text":
         return [Words(_folded(_TEXT.sub(r" \1 ", text)))]
     grouped = without_thousands(text)
-    found = [_read(grouped, manner, 0)]
-    if grouped != text and manner.kind != "interval":
-        found.append(_read(text, manner, 0))
-    return found
+    if grouped == text or manner.kind == "list":
+        return [_read(text, manner, 0)]
+    return [_read(t, manner, 0) for t in ((grouped, text) if both else (grouped,))]
 
 
 def leaves(node: Node) -> Iterator[Leaf]:
@@ -190,9 +189,12 @@ def leaves(node: Node) -> Iterator[Leaf]:
 
 
 def name_of(node: Node) -> str | None:
-    """What `node` is if it names something (`x`, `f(x)`, `\\angle A`, words), without spaces."""
+    """What `node` is if it only names: `x`, `f(x)`, `(x, y)`, `\\angle A`, words."""
     if isinstance(node, Words):
         return node.text
+    if isinstance(node, Group) and node.kind == "tuple":
+        names = [name_of(item) for item in node.items]
+        return None if None in names else f"({','.join(map(str, names))})"
     if isinstance(node, Leaf) and node.unit is None and not node.percent:
         text = node.text.strip()
         if _NAME.fullmatch(text):

@@ -16,6 +16,7 @@ from headrace.verify.children import Children
 from headrace.verify.kinds import Surface
 from headrace.verify.math.compare import Comparison, NeedsAlgebra, NoAlgebra, is_plain
 from headrace.verify.math.extract import Found, extract
+from headrace.verify.math.labels import without_noun
 from headrace.verify.math.notation import clean, mentions
 from headrace.verify.math.numerals import read_numeral
 from headrace.verify.math.reading import Unreadable, readings
@@ -27,6 +28,7 @@ __all__ = ["REF", "MathAnswer"]
 REF = VerifierRef("math-answer", "1")
 WORKER = "headrace.verify.math.worker"
 MAX_ANSWER = 1000
+EXPENSIVE, CRASHED = "too expensive to compare", "the comparison crashed"
 _WORK = re.compile(r"[+*/^=<>\\]|[0-9)]\s*[-\u2212]")
 
 
@@ -46,7 +48,7 @@ class MathAnswer(BaseVerifier):
     - `ordered`: a bare list must keep the order (sets never do, tuples always do);
     - `kind`: "interval" reads `(a, b)` as one, "list" reads `[a, b]` as one, "text" compares
       words; "auto" is strict: a tuple is no interval;
-    - `labels`: words that may stand behind a number (`["eggs"]`);
+    - `labels`: words that may stand behind a number (`["eggs"]`), beside the nouns of the prompt;
     - `worked_out`: False where `2 + 3` may pass for 5. By default a number must be given as a
       number if the reference is, an integral must not be left standing, and an expression
       that was copied from the prompt is no answer unless the reference stands there too.
@@ -86,15 +88,16 @@ class MathAnswer(BaseVerifier):
         if reference.worked_out and _copied(task, reference, found.text):
             notes = ["copied from the prompt"]
             return self._verdict(reference, found, False, notes, tricky=True)
+        said = without_noun(found.text, _prompt(task))
         if plain:
             comparison = Comparison(reference, NoAlgebra())
             try:
-                return self._verdict(reference, found, comparison.run(found.text), comparison.notes)
+                return self._verdict(reference, found, comparison.run(said), comparison.notes)
             except Unreadable as error:
                 return self._verdict(reference, found, False, [f"unreadable: {error}"])
             except NeedsAlgebra:
                 pass
-        return self._ask(task, reference, found)
+        return self._ask(task, reference, found, said)
 
     def near(self, task: Task, reference: str) -> Sequence[str]:
         """The number with another sign, size or last digit."""
@@ -111,13 +114,13 @@ class MathAnswer(BaseVerifier):
         wrong = [other for other in others if not Comparison(gold, NoAlgebra()).run(other)]
         return tuple(f"\\boxed{{{other}}}" for other in wrong)
 
-    def _ask(self, task: Task, reference: Reference, found: Found) -> Verdict:
+    def _ask(self, task: Task, reference: Reference, found: Found, said: str) -> Verdict:
         try:
-            reply = self._call(task, found.text)
+            reply = self._call(task, said)
         except ChildSpent:
-            return self._blame(task, reference, found, "too expensive to compare")
+            return self._blame(task, reference, found, EXPENSIVE)
         except ChildDied:
-            return self._blame(task, reference, found, "the comparison crashed")
+            return self._blame(task, reference, found, CRASHED)
         except ChildTimeout as error:
             return unjudged(self.ref, "infrastructure", {"said": found.text, "why": str(error)})
         except ChildError as error:
@@ -125,7 +128,7 @@ class MathAnswer(BaseVerifier):
         if reply.get("unreadable") == "reference":
             return unjudged(self.ref, "task", {"answer": task.answer, "why": reply["notes"]})
         if "expensive" in reply:
-            notes = [f"too expensive to compare: {reply['expensive']}"]
+            notes = [f"{EXPENSIVE}: {reply['expensive']}"]
             return self._verdict(reference, found, False, notes, tricky=True)
         if "unreadable" in reply:
             return self._verdict(reference, found, False, ["unreadable", *reply["notes"]])
@@ -173,11 +176,15 @@ class MathAnswer(BaseVerifier):
         return scored(self.ref, parts, evidence=evidence)
 
 
+def _prompt(task: Task) -> str:
+    return "\n".join(message.text for message in task.messages)
+
+
 def _copied(task: Task, reference: Reference, said: str) -> bool:
     """Whether the answer is a piece of work from the prompt, put back unworked."""
     number = read_numeral(clean(said))
     plain = number is not None and number.worked_out and number.reduced
     if plain or not _WORK.search(said):
         return False
-    prompt = "\n".join(message.text for message in task.messages)
+    prompt = _prompt(task)
     return mentions(prompt, said) and not mentions(prompt, reference.text)

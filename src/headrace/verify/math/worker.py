@@ -17,9 +17,9 @@ from sympy.polys.polyerrors import BasePolynomialError
 
 from headrace.types import Json
 from headrace.verify.child import serve
-from headrace.verify.math.algebra import SympyAlgebra, TooExpensive, parse
+from headrace.verify.math.algebra import SympyAlgebra, TooExpensive, parse, real_set
 from headrace.verify.math.compare import Comparison
-from headrace.verify.math.reading import Unreadable, leaves, name_of, readings
+from headrace.verify.math.reading import Region, Union, Unreadable, leaves, name_of, readings
 from headrace.verify.math.reference import Reference
 
 __all__ = ["answer", "main"]
@@ -62,6 +62,9 @@ def _why(error: Exception) -> str:
 def _check(reference: Reference) -> None:
     """Parses all expressions of the reference; Unreadable for one that cannot be."""
     for reading in readings(reference.text, reference.manner()):
+        region = reading.region if isinstance(reading, Region) else reading
+        if isinstance(region, Union):
+            real_set(region)
         for leaf in leaves(reading):
             if name_of(leaf) is None:
                 parse(leaf.text)
