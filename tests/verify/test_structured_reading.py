@@ -135,6 +135,7 @@ def test_yaml_is_read_by_the_version_that_the_task_names(text: str, new: Json, o
             f"{k}: &{k} [{', '.join([f'*{j}'] * 30)}]" for j, k in ("ab", "bc", "cd", "de")
         ),
         "[" * 400,
+        "a " * 20_000,
     ],
 )
 def test_what_is_no_plain_yaml_is_malformed(text: str) -> None:

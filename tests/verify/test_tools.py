@@ -94,6 +94,7 @@ def test_literals_of_python_become_json() -> None:
         '<tool_call>{"name": "add", "arguments": {}}</tool_call>{"name": "add", "arguments": {}}',
         '<tool_call>{"name": "add", "arguments": {}}</tool_call> or add(a=1)',
         '<tool_call>[{"name": "add", "arguments": {}}]</tool_call>',
+        "</tool_call>" * 20_000 + "<tool_call>" * 20_000,
         '<function=add>{"a": 1}</function>',
         '{"name": "add"}',
         '{"name": "add", "arguments": [1]}',

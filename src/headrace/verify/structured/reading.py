@@ -20,8 +20,10 @@ from headrace.types import Json
 from headrace.verify.strict_json import MAX_CHARACTERS, MAX_DEPTH, Malformed, checked
 from headrace.verify.structured.ask import CsvRules
 
-__all__ = ["MAX_NODES", "Element", "element_value", "read_csv", "read_xml", "read_yaml"]
+__all__ = ["MAX_NODES", "MAX_YAML", "Element", "element_value", "read_csv", "read_xml", "read_yaml"]
 
+MAX_YAML = 30_000
+"""Characters of YAML, whose reader is slow."""
 MAX_NODES = 20_000
 """YAML values after all aliases are replaced by what they stand for."""
 
@@ -159,7 +161,7 @@ def read_yaml(text: str, version: Literal["1.1", "1.2"]) -> Json:
     >>> read_yaml("no: no", "1.2"), read_yaml("no: no", "1.1")
     ({'no': 'no'}, {'no': False})
     """
-    _bounded(text)
+    _bounded(text, MAX_YAML)
     try:
         loader = _LOADERS[version](text)
         node = loader.get_single_node()
@@ -224,6 +226,6 @@ class _Values:
             raise Malformed(f"{text[:80]!r} is no {kind}") from None
 
 
-def _bounded(text: str) -> None:
-    if len(text) > MAX_CHARACTERS:
-        raise Malformed(f"{len(text)} characters, more than {MAX_CHARACTERS}")
+def _bounded(text: str, most: int = MAX_CHARACTERS) -> None:
+    if len(text) > most:
+        raise Malformed(f"{len(text)} characters, more than {most}")

@@ -200,9 +200,10 @@ KIND = Kind(
     version=StructuredOutput.ref.version,
     title="a JSON, YAML, XML or CSV document against a schema, an expected value, or both",
     limits=(
-        "Documents of up to 100,000 characters and 64 levels; schemas refer to nothing outside "
-        "themselves; of XML, the order among elements of different names is not compared; YAML "
-        "merge keys and dates are plain text; a schema alone cannot say that a document is true."
+        "Documents of up to 100,000 characters (YAML: 30,000) and 64 levels; schemas refer to "
+        "nothing outside themselves; of XML, the order among elements of different names is not "
+        "compared; YAML merge keys and dates are plain text; a schema alone cannot say that a "
+        "document is true."
     ),
     surfaces=StructuredOutput.surfaces,
     specimens=specimens,

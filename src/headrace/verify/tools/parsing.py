@@ -32,7 +32,7 @@ Outcome = Literal["call", "abstain", "malformed"]
 
 _MAX_PYTHON = 20_000
 _MAX_BRACKETS = 40
-_TAG = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _ANY_TAG = re.compile(r"</?\s*(?:tool_calls?|function_calls?|function|tool_code|invoke)\b[\s=>/]")
 _KEYS = re.compile(r"[\"'](?:name|arguments|parameters|function_call|tool_calls)[\"']\s*:")
 _ODD_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\(?:[^\n\\'\"abfnrtv0-7xNuU]|[4-7][0-7]{2})")
@@ -79,7 +79,7 @@ def parse(
     said = without_thinking(text).strip()
     if not said:
         return Parsed(outcome="malformed", why="nothing was said")
-    if "tags" in notations and "<tool_call>" in said:
+    if "tags" in notations and _OPEN in said:
         return _parsed(lambda: _tagged(said, names, wire="wire" in notations))
     reasons: list[str] = []
     if "json" in notations or "wire" in notations:
@@ -129,10 +129,15 @@ def _looks_like_a_call(said: str, names: Sequence[str]) -> bool:
 
 
 def _tagged(said: str, names: Sequence[str], *, wire: bool) -> list[Call]:
-    bodies = _TAG.findall(said)
-    if not said.count("<tool_call>") == said.count("</tool_call>") == len(bodies):
-        raise Malformed("tags that do not pair up")
-    if _looks_like_a_call(_TAG.sub("", said).strip(), names):
+    first, *pieces = said.split(_OPEN)
+    outside, bodies = [first], list[str]()
+    for piece in pieces:
+        body, closed, after = piece.partition(_CLOSE)
+        if not closed:
+            raise Malformed("tags that do not pair up")
+        bodies.append(body)
+        outside.append(after)
+    if _looks_like_a_call(" ".join(outside).strip(), names):
         raise Malformed("something like a call outside the tags")
     return [_named(read_json(body), wire=wire) for body in bodies]
 
