@@ -288,6 +288,23 @@ def test_a_root_filesystem_is_never_written_to(state: Path, tmp_path: Path) -> N
     assert sorted(str(path) for path in root.rglob("*")) == before
 
 
+def test_a_place_that_cannot_be_mounted_over_is_the_callers_error(
+    state: Path, tmp_path: Path
+) -> None:
+    spec = SandboxSpec(mounts=(Mount(tmp_path, "/opt/there-is-none"),))
+
+    async def attempt() -> None:
+        backend = OciBackend()
+        try:
+            await backend.create(spec, id="nowhere")
+        finally:
+            await backend.aclose()
+
+    with pytest.raises(UsageError, match="no such directory") as caught:
+        asyncio.run(attempt())
+    assert caught.value.hint == "mount it at /mnt/there-is-none instead"
+
+
 def test_a_candidate_cannot_lead_a_mount_astray(state: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()

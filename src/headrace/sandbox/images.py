@@ -10,10 +10,12 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.errors import UsageError
+from headrace.sandbox.spec import Mount
 from headrace.sandbox.state import state_root
 
 __all__ = ["Image", "resolve"]
@@ -41,6 +43,18 @@ class Image:
     digest: str
     lower: Path
     programs: tuple[tuple[Path, str], ...] = ()
+
+    def check(self, mounts: Sequence[Mount]) -> None:
+        """UsageError for a mount whose place is missing in what is laid over it read-only."""
+        for mount in mounts:
+            for source, top in self.programs:
+                inside = mount.target.startswith(f"{top}/")
+                if inside and not Path(f"{source}{mount.target[len(top) :]}").is_dir():
+                    raise UsageError(
+                        f"there is no such directory to mount over, and none can be made in {top}",
+                        where=mount.target,
+                        hint=f"mount it at /mnt/{Path(mount.target).name} instead",
+                    )
 
 
 def resolve(name: str) -> Image:

@@ -155,6 +155,7 @@ class OciBackend:
         if id in self._boxes:
             raise UsageError("there is a sandbox of that name", where=id)
         image = images.resolve(spec.image)
+        image.check(spec.mounts)
         config = bundle.config(
             spec, id=id, root=str(build.container_root()), cgroup=f"{CGROUP}/{id}"
         )
