@@ -16,6 +16,7 @@ from headrace.verify.boxes import Boxes
 from headrace.verify.repository import KIND, RepositoryAnswer, RepositoryPatch
 from headrace.verify.repository.attempts import edited
 from headrace.verify.repository.patches import PatchError, apply, changed_lines, parse
+from headrace.verify.repository.run import Report, read_report
 from headrace.verify.repository.specimens import specimens
 from headrace.verify.trees import TreeError
 
@@ -206,6 +207,23 @@ def test_a_file_that_does_not_end_is_no_attempt() -> None:
 def test_a_malformed_answer_is_the_tasks_fault(answer: Json) -> None:
     verdict = RepositoryPatch().judge(task_of(RepositoryPatch(), answer), "x")
     assert (verdict.score, verdict.fault) == (None, "task")
+
+
+def report_of(*lines: str) -> Report:
+    text = "".join(f"{line}\n" for line in lines)
+    return read_report(text.encode(), "n0", "result", "")
+
+
+def test_a_report_is_what_carries_the_nonce_and_a_test_that_is_not_in_it_did_not_pass() -> None:
+    passed = '{"id": "t.T.a", "status": "passed", "note": ""}'
+    forged = '{"id": "t.T.b", "status": "passed", "note": ""}'
+    report = report_of(f"n0 {passed}", forged, f"n1 {forged}", f"x n0 {forged}", 'n0 {"done": 1}')
+    assert report.complete
+    assert report.passed(("t.T.a", "t.T.b")) == 1
+    assert not report_of(f"n0 {passed}").complete
+    assert not report_of(f"n0 {passed}", 'n0 {"done": 2}').complete
+    twice = report_of(f"n0 {passed.replace('passed', 'failed')}", f"n0 {passed}", 'n0 {"done": 2}')
+    assert (twice.complete, twice.passed(("t.T.a",))) == (False, 0)
 
 
 # --- test runs -----------------------------------------------------------------------------

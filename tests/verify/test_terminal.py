@@ -238,6 +238,20 @@ def test_a_checker_needs_one_line_with_its_nonce_and_meets_no_process_of_the_age
 
 
 @needs_boxes
+def test_a_link_out_of_the_tree_stops_the_checkers_that_it_would_deceive() -> None:
+    script = 'grep -q needle /workspace/a && echo "$HEADRACE_NONCE pass"'
+    checks = CHECKS.validate_python([{"kind": "checker", "script": script}])
+
+    async def job(box: Sandbox) -> list[Inspection]:
+        await box.exec(["ln", "-s", "/proc/self/cmdline", "a"])
+        return [await inspect(box, checks, links=links) for links in (False, True)]
+
+    closed, allowed = shared().run(MACHINE, job, timeout_s=60)
+    assert (closed.passed, closed.escaping) == (False, ("/workspace/a",))
+    assert allowed.passed  # grep finds its own argument: this is what is kept from happening
+
+
+@needs_boxes
 def test_a_second_run_must_leave_the_same_tree() -> None:
     answer: Json = {"checks": [{"kind": "exists", "path": "a"}], "replay": True}
     assert StateAnswer.model_validate(answer).replay

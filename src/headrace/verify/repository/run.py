@@ -25,7 +25,7 @@ from headrace.types import Json
 from headrace.verify.repository.answer import RepositoryAnswer, module_of
 from headrace.verify.trees import archive
 
-__all__ = ["SUITE", "Report", "run_tests"]
+__all__ = ["SUITE", "Report", "read_report", "run_tests"]
 
 SUITE = SandboxSpec(
     isolation=Isolation.NAMESPACE,
@@ -85,7 +85,7 @@ async def run_tests(box: Sandbox, answer: RepositoryAnswer, tree: Mapping[str, s
     if result.outcome is Outcome.CRASH or result.exit_code == 127:
         raise SandboxFailure(f"the test runner does not run: {result.stderr.text[-200:]}")
     how = result.outcome.value
-    return _read(result.stdout.data, nonce, how, result.stderr.text[-600:])
+    return read_report(result.stdout.data, nonce, how, result.stderr.text[-600:])
 
 
 def _config(answer: RepositoryAnswer, nonce: str, socket: str) -> dict[str, Json]:
@@ -115,7 +115,9 @@ def _parents(paths: Iterable[str]) -> set[str]:
     return {".".join(parent.parts) for parent in above if parent.parts}
 
 
-def _read(data: bytes, nonce: str, outcome: str, words: str) -> Report:
+def read_report(data: bytes, nonce: str, outcome: str, words: str) -> Report:
+    """The report in what the runner wrote: lines of the nonce and a JSON object; others are not
+    its own. It is complete if its last count is that of the tests in it."""
     status: dict[str, str] = {}
     notes: dict[str, str] = {}
     broken: dict[str, str] = {}
