@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import UsageError
@@ -22,6 +22,7 @@ from headrace.verify.penalties import FormatPenalty, LengthPenalty, StepBudget
 from headrace.verify.verdicts import hack, scored, unjudged
 from judge_support import judged_task
 
+LAW = settings(derandomize=True, deadline=None, max_examples=20)
 TASK = judged_task(None)
 FAULTS: tuple[Fault, ...] = ("infrastructure", "task", "verifier", "policy")
 
@@ -89,6 +90,7 @@ combined = pytest.mark.parametrize("combine", COMBINE.values(), ids=COMBINE.keys
 
 
 @combined
+@LAW
 @given(scores=SEVERAL)
 def test_scores_stay_between_the_lowest_and_the_highest_member(
     combine: Combine, scores: list[float]
@@ -99,6 +101,7 @@ def test_scores_stay_between_the_lowest_and_the_highest_member(
 
 
 @combined
+@LAW
 @given(scores=SEVERAL, index=st.integers(0, 5), more=SHARES)
 def test_a_better_member_never_makes_the_whole_worse(
     combine: Combine, scores: list[float], index: int, more: float
@@ -111,6 +114,7 @@ def test_a_better_member_never_makes_the_whole_worse(
 
 
 @combined
+@LAW
 @given(scores=SEVERAL, order=st.randoms(use_true_random=False))
 def test_the_order_of_members_changes_no_bit(
     combine: Combine, scores: list[float], order: random.Random
@@ -124,6 +128,7 @@ def test_the_order_of_members_changes_no_bit(
 
 
 @combined
+@LAW
 @given(share=SHARES)
 def test_members_of_one_mind_are_one_member(combine: Combine, share: float) -> None:
     found = score(combine(members([share, share, share])))
@@ -134,6 +139,7 @@ def test_members_of_one_mind_are_one_member(combine: Combine, share: float) -> N
 
 
 @combined
+@LAW
 @given(scores=SEVERAL, index=st.integers(0, 5), fault=st.sampled_from(FAULTS))
 def test_an_unjudged_member_leaves_the_whole_unjudged_by_its_fault(
     combine: Combine, scores: list[float], index: int, fault: Fault
@@ -154,6 +160,7 @@ def test_an_unjudged_member_without_weight_only_informs(combine: Combine) -> Non
     assert "out of order" in verdict.evidence
 
 
+@LAW
 @given(SEVERAL, st.lists(st.floats(0.01, 100), min_size=6, max_size=6))
 def test_weighted_is_the_weighted_mean(scores: list[float], weights: list[float]) -> None:
     weights = weights[: len(scores)]
@@ -199,6 +206,7 @@ def test_a_gate_asks_the_second_only_behind_the_first() -> None:
     assert score(Gate(Fixed(0.9), then, at=0.9)) == 0.5
 
 
+@LAW
 @given(SHARES, SHARES, st.floats(0, 0.99))
 def test_passing_a_gate_never_pays_less_than_failing_it(
     gate: float, then: float, floor: float
@@ -253,6 +261,7 @@ def test_disagreement_is_a_part_and_is_counted() -> None:
 # --- penalties ---------------------------------------------------------------------------------
 
 
+@LAW
 @given(SHARES, st.integers(0, 60), st.floats(0.01, 1))
 def test_length_takes_a_share_of_what_the_answer_is_worth(
     worth: float, words: int, weight: float

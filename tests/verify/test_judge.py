@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import UsageError
@@ -35,6 +35,7 @@ from headrace.verify.judge.rules import non_answer, suspicions
 from headrace.verify.kinds import Kind, Specimens
 from judge_support import ScriptedScribe, judged_task, nonce_in
 
+LAW = settings(derandomize=True, deadline=None, max_examples=30)
 KINDS = (JUDGE, RUBRIC, REWARD_MODEL)
 TRICKS = sorted((Path(fencing.__file__).parents[1] / "audit/tricks/judge").glob("*.trick"))
 MASTER_KEYS = (
@@ -320,6 +321,7 @@ def test_a_version_changes_with_whatever_a_score_depends_on() -> None:
 # --- showing attempts --------------------------------------------------------------------------
 
 
+@LAW
 @given(st.text(), st.integers(2, 40))
 def test_every_line_of_an_attempt_is_quoted_and_only_the_frame_has_the_mark(
     text: str, most: int
@@ -334,6 +336,7 @@ def test_every_line_of_an_attempt_is_quoted_and_only_the_frame_has_the_mark(
     assert not any(nonce in line for line in lines[1:-1] if line not in bare)
 
 
+@LAW
 @given(st.text(), st.text())
 def test_a_mark_is_a_function_of_what_it_marks(one: str, other: str) -> None:
     assert fencing.mark(one, other) == fencing.mark(one, other)
@@ -448,6 +451,7 @@ class Number:
         return self._value
 
 
+@LAW
 @given(
     st.floats(-100, 100),
     st.floats(-100, 100),
