@@ -24,7 +24,6 @@ from headrace.types import (
 from headrace.verify.base import BaseVerifier
 from headrace.verify.child import Child, ChildDied, ChildError, ChildSpent
 from headrace.verify.verdicts import shown, unjudged
-from headrace_reasoning_gym.guards import PARTIAL
 from headrace_reasoning_gym.table import table
 
 __all__ = [
@@ -53,6 +52,11 @@ CHILDREN = 2
 DEADLINE = 60.0
 FULL_MARKS = 0.999
 
+WAIVED: Mapping[str, Mapping[str, str]] = {
+    "puzzle24": {"foreign-answer": "two tasks may ask for 24 of the same four numbers"},
+}
+"""Probes of the audit that cannot hold for a generator, with the reason."""
+
 _FORMAT = "Give your final answer between <answer> and </answer>."
 _OPEN, _CLOSE = "<answer>", "</answer>"
 
@@ -73,15 +77,13 @@ def final_answer(text: str) -> tuple[str, bool]:
 
 
 class OwnScorer(BaseVerifier):
-    """The verifier `rg/NAME`: full marks where the generator's own `score_answer` gives them.
+    """The verifier `rg/NAME`: 1 where the generator's own `score_answer` gives full marks, else 0.
 
-    Where its credit in parts is earned (`guards.PARTIAL`), score = (raw - floor) / (1 - floor),
-    clipped to [0, 1], the floor being what the scorer pays for no answer to this very task, or
-    for one that says nothing about it. A text that its
-    scorer fails on, or spends all its CPU on, is paid the floor: the scorer has judged this very
-    task before and gets along with silence, so the text is the cause. Whatever else keeps it
-    from a score (a dead or stalled process, an entry that came out differently) gives no score,
-    and is the verifier's fault.
+    Its credit in parts is not passed on: it pays for shape (see `guards`). A text that its scorer
+    fails on, or spends all its CPU on, is wrong: the scorer has judged this very task before and
+    gets along with silence, so the text is the cause. Whatever else keeps it from a score (a dead
+    or stalled process, an entry that came out differently) gives no score, and is the verifier's
+    fault.
     """
 
     def __init__(self, name: str, child: Child) -> None:
@@ -92,18 +94,14 @@ class OwnScorer(BaseVerifier):
         """Parts: `answer` the score, `extracted` 0 or 1 and `raw`, which weigh nothing."""
         said, extracted = final_answer(text)
         if len(said) > MAX_CHARACTERS:
-            return self._verdict(task, said, 0.0, extracted, "too long to be an answer")
+            return self._verdict(task, said, extracted, 0.0, "too long to be an answer")
         try:
             reply = self._reply(task, said)
         except ChildError as error:
             return unjudged(self.ref, "verifier", str(error))
         if reply["raw"] is None:
             return unjudged(self.ref, "verifier", reply["note"])
-        floor = reply["floor"]
-        score = min(1.0, max(0.0, (reply["raw"] - floor) / (1.0 - floor)))
-        if score < FULL_MARKS and task.answer["generator"] not in PARTIAL:
-            score = 0.0
-        return self._verdict(task, said, score, extracted, reply["note"], reply["raw"], floor)
+        return self._verdict(task, said, extracted, reply["raw"], reply["note"])
 
     def _reply(self, task: Task, said: str) -> Json:
         request = {
@@ -117,19 +115,11 @@ class OwnScorer(BaseVerifier):
             return _patient(self._child, {**request, "text": said}, SCORE_CPU)
         except ChildSpent as error:
             silence = _patient(self._child, {**request, "text": ""}, SCORE_CPU)
-            return {**silence, "raw": silence["floor"], "note": error.what}
+            return silence if silence["raw"] is None else {"raw": 0.0, "note": error.what}
 
-    def _verdict(
-        self,
-        task: Task,
-        said: str,
-        score: float,
-        extracted: bool,
-        note: str,
-        raw: float = 0.0,
-        floor: float = 0.0,
-    ) -> Verdict:
-        facts = {"expected": task.answer["answer"], "said": said, "paid": raw, "floor": floor}
+    def _verdict(self, task: Task, said: str, extracted: bool, raw: float, note: str) -> Verdict:
+        score = float(raw >= FULL_MARKS)
+        facts = {"expected": task.answer["answer"], "said": said, "paid": raw}
         return Verdict(
             score=score,
             verifier=self.ref,
@@ -159,6 +149,7 @@ class GeneratorDomain:
         self.name = f"rg/{generator}"
         self.tiers = len(self._levels)
         self.verifier: Verifier = OwnScorer(self.name, child)
+        self.waived = WAIVED.get(generator, {})
 
     def task(self, tier: int, index: int) -> Task:
         """Candidate `index` (0..2**63 - 1) of tier `tier`; VerifierError if it cannot be made."""

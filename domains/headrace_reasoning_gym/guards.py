@@ -1,25 +1,23 @@
-"""What a text must look like before a generator's own scorer may see it, and what idling pays.
+"""What a text must look like before a generator's own scorer may see it.
 
 Three kinds of condition, each because of how a scorer of reasoning-gym 0.1.25 behaves:
 
 - it hands the text to sympy's parser or to `eval`, and both run any code in it;
 - it raises on a text of another form, which would be a failure of the verifier, not a wrong
   answer (`prime_factorization`, `boxnet`, `game_of_life`);
-- it pays for wrong answers. `puzzle24` takes any four numbers and cuts 24.9 down to 24;
-  `game_of_life_halting` asks only whether the text is empty; `gsm_symbolic` takes the first
-  number of several, `fraction_simplification` the first fraction; `letter_jumble` and
-  `spell_backward` stop reading at the reference's end; `polynomial_equations` and `sokoban`
-  overlook what they cannot read; `knights_knaves` finds its answer in the example that its own
-  question gives; `time_intervals` gives nearly everything for a minute's error, and all of it
-  for `0 days` whatever follows.
+- it gives full marks for wrong answers. `puzzle24` takes any four numbers and cuts 24.9 down to
+  24; `game_of_life_halting` asks only whether the text is empty; `coin_flip` takes `0` for
+  `0.387`; `gsm_symbolic` takes the first number of several, without its sign, and
+  `fraction_simplification` the first fraction; `letter_jumble` and `spell_backward` stop reading
+  where the reference ends; `polynomial_equations` and `sokoban` overlook what they cannot read;
+  `knights_knaves` finds its answer in the example that its own question gives;
+  `time_intervals` gives 0.9993 for a minute's error, and 1 to `0 days` whatever follows.
 
-A text that fails could not be right, so it earns the floor unseen.
+A text that fails could not be right, so it is wrong unseen.
 
-Credit in parts is kept only for the generators in `PARTIAL`. The others' scorers pay for
-shape: most give length(reference) / length(text) to a text that contains the reference
-anywhere, as the question or a list of candidates may; grids and numbers of another task earn
-up to 0.99. They give full marks or none. Where credit in parts is kept, what an answer without
-any work in it is paid belongs to the floor.
+Credit in parts is not passed on at all. Most scorers give length(reference) / length(text) to a
+text that contains the reference anywhere, as the question and a list of candidates may; grids
+and numbers of another task earn up to 0.99; half of a plan is paid for by any plan.
 
 Pure functions of text and entry; run in the worker, import no reasoning_gym, and evaluate
 nothing but integer arithmetic.
@@ -37,10 +35,7 @@ from typing import Any
 
 from headrace.types import Json
 
-__all__ = ["IDLE", "PARTIAL", "idle_answers", "refusal"]
-
-PARTIAL = frozenset({"boxnet"})
-"""Generators whose scorer pays for parts of the work, and for nothing else."""
+__all__ = ["refusal"]
 
 _Condition = Callable[[str, Mapping[str, Any]], bool]
 
@@ -48,6 +43,7 @@ _FORM = re.compile(r"[A-Za-z0-9\s+\-*/^().,]+")
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9]*")
 _FUNCTION = re.compile(r"Abs|abs|a?(?:sin|cos|tan)h?|sec|csc|cot|exp|ln|log|sqrt|pi")
 _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?", re.ASCII)
+_RATIO = re.compile(r"-?\d{1,30}(?:\.\d{1,30}|/\d{1,30})?", re.ASCII)
 _FRACTION = re.compile(r"-?\d+ ?/ ?-?\d+|\\d?frac ?\{ ?\d+ ?\} ?\{ ?\d+ ?\}", re.ASCII)
 _ROLL = re.compile(r"(?:(?:and )?[A-Za-z]+ is (?:an? )?[A-Za-z]+[,.;]* ?)+")
 _MOVES = re.compile(r"[UDLR]+")
@@ -71,7 +67,7 @@ _HARMLESS = (
 
 
 def refusal(generator: str, text: str, entry: Mapping[str, Any]) -> str | None:
-    """Why `text` earns the floor unseen, or None if the generator's scorer may judge it.
+    """Why `text` is wrong unseen, or None if the generator's scorer may judge it.
 
     `entry` is what the generator made: question, reference answer, metadata.
     """
@@ -79,28 +75,6 @@ def refusal(generator: str, text: str, entry: Mapping[str, Any]) -> str | None:
         if not condition(text, entry):
             return reason
     return None
-
-
-IDLE = ("0", "1", "A", "yes", "True", "None", "{}", "[]", "[[0]]", "I don't know")
-"""What can be said without looking at a question."""
-
-
-def idle_answers(generator: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
-    """Answers that may earn partial credit without work: what can be said about anything, and
-
-    turning a face of the cube there and back, repeating the number to be factorised, a board
-    of dead cells.
-    """
-    match generator:
-        case "rubiks_cube":
-            return (*IDLE, "U U'")
-        case "prime_factorization":
-            return (*IDLE, str(entry["metadata"]["number"]))
-        case "game_of_life":
-            dead = [[0] * len(row) for row in json.loads(entry["answer"])]
-            return (*IDLE, json.dumps(dead))
-        case _:
-            return IDLE
 
 
 def _is_expression(text: str, _entry: Mapping[str, Any]) -> bool:
@@ -155,8 +129,20 @@ def _is_reference(text: str, entry: Mapping[str, Any]) -> bool:
     return text.strip().lower() == str(entry["answer"]).strip().lower()
 
 
-def _is_one_number(text: str, _entry: Mapping[str, Any]) -> bool:
-    return len(_NUMBER.findall(text)) == 1
+def _is_the_number(text: str, entry: Mapping[str, Any]) -> bool:
+    numbers = _NUMBER.findall(text)
+    return len(numbers) == 1 and float(numbers[0]) == float(entry["answer"])
+
+
+def _is_close(text: str, entry: Mapping[str, Any]) -> bool:
+    """Within what coin_flip's own scorer allows."""
+    said = text.strip().replace(",", "")
+    if not _RATIO.fullmatch(said):
+        return False
+    try:
+        return abs(Fraction(said) - Fraction(entry["answer"])) <= Fraction(1, 10_000)
+    except ZeroDivisionError:
+        return False
 
 
 def _is_one_fraction(text: str, _entry: Mapping[str, Any]) -> bool:
@@ -221,7 +207,8 @@ _CONDITIONS: Mapping[str, tuple[tuple[_Condition, str], ...]] = {
     "spell_backward": (_EXACT,),
     "time_intervals": (_EXACT,),
     "fraction_simplification": ((_is_one_fraction, "not one fraction"),),
-    "gsm_symbolic": ((_is_one_number, "not one number"),),
+    "gsm_symbolic": ((_is_the_number, "not the one number"),),
+    "coin_flip": ((_is_close, "not within 0.0001 of the reference answer"),),
     "knights_knaves": ((_is_roll, "no list of who is what"),),
     "polynomial_equations": ((_is_list_of_numbers, "no list of numbers"),),
     "sokoban": ((_is_moves, "no sequence of moves"),),

@@ -1,4 +1,4 @@
-"""Solutions of the two generators whose library knows none, so that their scorers are proven.
+"""Solutions where the library knows none, so that these scorers are proven too.
 
 Pure functions of an entry's metadata; run in the worker, import no reasoning_gym.
 """
@@ -8,19 +8,21 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 __all__ = ["solution"]
 
 _SIDE = 6
 _MOST = 400_000
+_NO_CAR = "ox"
 
 
 def solution(generator: str, metadata: Mapping[str, Any]) -> str | None:
     """An answer that deserves full marks; None for generators that bring their own, or in vain."""
     match generator:
         case "rush_hour":
-            return _drive_out(metadata["board_config"])
+            return _drive_out(_relabelled(metadata["board_config"]))
         case "boxnet":
             return json.dumps(_carry(metadata["initial_state"]))
         case _:
@@ -57,6 +59,14 @@ def _step(here: tuple[float, float], there: tuple[float, float]) -> tuple[float,
     return here[0], here[1] + (1.0 if there[1] > here[1] else -1.0)
 
 
+def _relabelled(board: str) -> str:
+    """The board with its cars lettered A, B, C, ... without gaps, as the question shows them."""
+    cars = sorted(set(board) - set(_NO_CAR))
+    letters = {car: chr(ord("A") + place) for place, car in enumerate(cars)}
+    return "".join(letters.get(cell, cell) for cell in board)
+
+
+@lru_cache(maxsize=256)
 def _drive_out(board: str) -> str | None:
     """Moves that bring car A to the right edge, the fewest, by breadth-first search."""
     exit_ = 3 * _SIDE - 1
@@ -78,14 +88,14 @@ def _drive_out(board: str) -> str | None:
 
 def _moves(board: str) -> Iterator[tuple[str, str]]:
     """Every move of one car by one cell: the move and the board after it."""
-    for car in sorted(set(board) - {"o", "x", "."}):
+    for car in sorted(set(board) - set(_NO_CAR)):
         cells = [at for at, letter in enumerate(board) if letter == car]
         along = cells[1] - cells[0]
         for sign in (1, -1):
             front, back = (cells[-1], cells[0]) if sign == 1 else (cells[0], cells[-1])
             after = front + sign * along
             inside = 0 <= after < _SIDE**2 and (along > 1 or after // _SIDE == front // _SIDE)
-            if inside and board[after] in "o.":
+            if inside and board[after] == "o":
                 letters = list(board)
                 letters[back], letters[after] = "o", car
                 yield f"{car}{'+' if sign == 1 else '-'}1", "".join(letters)

@@ -3,10 +3,10 @@
     python -m headrace_reasoning_gym.survey [NAME ...] > generators.json
 
 A level is left out, with its reason, if its configuration is invalid, repeats the one before,
-finds no sound entry, takes too much CPU for a task, or writes questions or answers that are
-too long. A generator without a usable level falls back on its default configuration. With
-names, the other generators keep what the committed table says. Takes about half an hour; for
-maintainers, after an upgrade of reasoning_gym.
+finds no sound entry, takes too much CPU for a task, writes questions or answers that are too
+long, or knows no solution that would prove its scorer. A generator without a usable level falls
+back on its default configuration. With names, the other generators keep what the committed
+table says. Takes about half an hour; for maintainers, after an upgrade of reasoning_gym.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ from importlib.metadata import version
 from headrace.errors import UsageError
 from headrace.types import Json
 from headrace.verify.child import Child, ChildSpent
-from headrace_reasoning_gym import ATTEMPTS, EXCLUDED, MAKE_CPU, MAX_CHARACTERS, WORKER
+from headrace_reasoning_gym import (
+    ATTEMPTS,
+    EXCLUDED,
+    MAKE_CPU,
+    MAX_CHARACTERS,
+    SOLVE_CPU,
+    WORKER,
+)
 from headrace_reasoning_gym.table import table
 
 __all__ = ["main"]
@@ -59,9 +66,19 @@ def _look(child: Child, generator: str, level: int | None) -> Finding:
         for part in ("question", "answer"):
             if len(reply[part] or "") > MAX_CHARACTERS:
                 return Finding(f"its {part} can have more than {MAX_CHARACTERS} characters")
+        if not _solved(child, {"generator": generator, "level": level, "seed": reply["seed"]}):
+            return Finding("no solution is known that would prove its scorer")
         spent += reply["seconds"]
     request = {"op": "configuration", "generator": generator, "level": level}
     return Finding(None, child.call(request, deadline=60.0))
+
+
+def _solved(child: Child, entry: dict[str, Json]) -> bool:
+    try:
+        reply = child.call({"op": "solve", **entry}, deadline=600.0, cpu=SOLVE_CPU)
+    except ChildSpent:
+        return False
+    return reply["answer"] is not None
 
 
 def _entry(child: Child, generator: str, count: int) -> Json:

@@ -4,8 +4,8 @@ Started by the pack as `python -m headrace_reasoning_gym.worker`. Requests and r
 
 - `{"op": "make", "generator", "level", "index", "attempt"}` -> `{"question", "answer", "seed",
   "seconds"}`, or `{"error"}` where that attempt's seed gives no sound entry;
-- `{"op": "score", "generator", "level", "seed", "digest", "text"}` -> `{"raw", "floor",
-  "note"}`, `raw` None where it could not be scored; `digest` is the content hash of the question;
+- `{"op": "score", "generator", "level", "seed", "digest", "text"}` -> `{"raw", "note"}`,
+  `raw` None where it could not be scored; `digest` is the content hash of the question;
 - `{"op": "solve", "generator", "level", "seed"}` -> `{"answer"}`, None where none is found;
 - `{"op": "configuration", "generator", "level"}` -> the configuration, to be compared;
 - `{"op": "describe"}` -> `{generator: levels of its curriculum, 0 without one}`.
@@ -33,7 +33,7 @@ import numpy as np
 
 from headrace.types import Json, content_hash
 from headrace.verify.child import serve
-from headrace_reasoning_gym.guards import idle_answers, refusal
+from headrace_reasoning_gym.guards import refusal
 from headrace_reasoning_gym.solve import solution
 
 __all__ = ["LIBRARY_ERRORS", "UnsoundEntry", "Workshop", "main"]
@@ -66,7 +66,7 @@ class UnsoundEntry(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """An entry with the dataset that can score it and what no work is paid (0..1).
+    """An entry with the dataset that can score it.
 
     `reference` is an answer that gets full marks, None where the library knows none.
     """
@@ -75,7 +75,6 @@ class Made:
     entry: dict[str, Any]
     seed: int
     reference: str | None
-    floor: float = 0.0
 
     def pay(self, answer: str | None) -> float:
         """The scorer's own verdict; ValueError if it is not finite."""
@@ -131,13 +130,13 @@ class Workshop:
             if content_hash(made.entry["question"]) != request["digest"]:
                 raise UnsoundEntry("the entry could not be made again")
         except LIBRARY_ERRORS as error:
-            return {"raw": None, "floor": 0.0, "note": f"{type(error).__name__}: {error}"[:300]}
+            return {"raw": None, "note": f"{type(error).__name__}: {error}"[:300]}
         try:
             note = refusal(request["generator"], text, made.entry) or ""
-            raw = made.floor if note else made.pay(text)
+            raw = 0.0 if note else made.pay(text)
         except LIBRARY_ERRORS as error:
-            raw, note = made.floor, f"its scorer fails on it: {type(error).__name__}: {error}"
-        return {"raw": raw, "floor": made.floor, "note": note[:300]}
+            raw, note = 0.0, f"its scorer fails on it: {type(error).__name__}: {error}"
+        return {"raw": raw, "note": note[:300]}
 
     def _solve(self, request: Json) -> Json:
         made = self._entry(request)
@@ -170,27 +169,13 @@ def _sound(generator: str, level: int | None, seed: int) -> Made:
     if generator == "codeio" and not entry["metadata"]["input_data"]:
         raise UnsoundEntry("its program failed")
     made = Made(dataset, entry, seed, _reference(generator, entry))
-    floor = max(0.0, made.pay(""), made.pay(None))
-    if floor >= FULL_MARKS:
+    if max(made.pay(""), made.pay(None)) >= FULL_MARKS:
         raise UnsoundEntry("an empty answer gets full marks")
-    for idle in idle_answers(generator, entry):
-        paid = _paid_idle(made, generator, idle)
-        floor = max(floor, paid if paid < FULL_MARKS else 0.0)
     if made.reference is not None and (
         refusal(generator, made.reference, entry) or made.pay(made.reference) < FULL_MARKS
     ):
         raise UnsoundEntry("the reference answer does not get full marks")
-    return dataclasses.replace(made, floor=floor)
-
-
-def _paid_idle(made: Made, generator: str, text: str) -> float:
-    """What an idle answer is paid; nothing where it is refused, or the scorer fails on it."""
-    if refusal(generator, text, made.entry):
-        return 0.0
-    try:
-        return made.pay(text)
-    except LIBRARY_ERRORS:
-        return 0.0
+    return made
 
 
 def _reference(generator: str, entry: dict[str, Any]) -> str | None:

@@ -119,8 +119,11 @@ def test_game_of_life_halting_wants_the_reference_and_not_just_any_text() -> Non
 @pytest.mark.parametrize(
     ("generator", "right", "wrong"),
     [
-        ("gsm_symbolic", ["42", "It is 42.", "-4.5"], ["42 or 43", "", "none"]),
-        ("fraction_simplification", ["1/2", " $1/2$ ", "\\frac{1}{2}"], ["1/2 3/4", "1/2\n2/3", "1"]),
+        (
+            "fraction_simplification",
+            ["1/2", " $1/2$ ", "\\frac{1}{2}"],
+            ["1/2 3/4", "1/2\n2/3", "1"],
+        ),
         ("sokoban", ["UDLR", "uld "], ["U D", "UD\nLR", "up", ""]),
         ("polynomial_equations", ["1.5", "-1.0, 2"], ["1.5\n2", "x", "1,", "nan"]),
         (
@@ -143,3 +146,18 @@ def test_where_scorers_forgive_too_much_the_answer_is_the_reference(generator: s
     assert refusal(generator, " 0 Days\n", entry) is None
     for text in ("0", "0 days, 03:00", "0 days\n1 days", "", "-1 days"):
         assert refusal(generator, text, entry) is not None
+
+
+def test_a_number_is_the_only_one_and_has_its_sign() -> None:
+    entry = {"answer": "42"}
+    assert all(refusal("gsm_symbolic", t, entry) is None for t in ("42", "It is 42.", "42.0"))
+    wrong = ("42 or 43", "-42", "", "none", "4")
+    assert all(refusal("gsm_symbolic", text, entry) is not None for text in wrong)
+
+
+def test_a_probability_is_close_and_no_mere_beginning() -> None:
+    entry = {"answer": "0.3872070312"}
+    right = ("0.3872070312", "0.3872", "0.38721", "793/2048")
+    assert all(refusal("coin_flip", text, entry) is None for text in right)
+    wrong = ("0", "0.3", "0.387", "1/0", "1e999999999", "", "-0.3872", "9" * 50)
+    assert all(refusal("coin_flip", text, entry) is not None for text in wrong)

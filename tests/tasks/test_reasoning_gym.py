@@ -241,13 +241,17 @@ def test_moving_every_box_to_its_target_solves_boxnet(first: ReasoningGymPack) -
     plan = [{agent: move} for move in re.findall(r"move\(box_\w+, target_\w+\)", offered)]
     assert len(plan) == 5
     assert domain.verifier.judge(task, f"<answer>{json.dumps(plan)}</answer>").solved
-    partly = domain.verifier.judge(task, f"<answer>{json.dumps(plan[:4])}</answer>").score
-    assert partly is not None
-    assert 0.5 < partly < 0.9
+    partly = domain.verifier.judge(task, f"<answer>{json.dumps(plan[:4])}</answer>")
+    assert partly.score == 0.0
+    raw = {part.name: part.value for part in partly.parts}["raw"]
+    assert 0.5 < raw < 0.9
 
 
-def test_boxes_are_carried_over_any_grid(first: ReasoningGymPack) -> None:
-    domain = domain_of(first, "boxnet")
+@pytest.mark.parametrize("generator", ["boxnet", "rush_hour"])
+def test_where_the_library_knows_no_solution_the_pack_finds_one(
+    generator: str, first: ReasoningGymPack
+) -> None:
+    domain = domain_of(first, generator)
     for tier in range(domain.tiers):
         task = domain.task(tier, 1)
         reference = domain.reference(task)
@@ -271,7 +275,7 @@ def test_an_exploding_answer_ends_in_time_and_pays_nothing(
     before = first.child_of(generator).pid
     start = time.monotonic()
     verdict = domain.verifier.judge(task, "<answer>9**9**9**9</answer>")
-    assert time.monotonic() - start < 8
+    assert time.monotonic() - start < 30
     assert verdict.score == 0.0
     if "CPU seconds" in verdict.evidence:
         assert before is not None
@@ -290,7 +294,7 @@ def test_a_text_that_breaks_a_scorer_is_a_wrong_answer(first: ReasoningGymPack) 
 
 
 def test_a_text_that_takes_all_the_time_is_wrong_only_if_silence_takes_less() -> None:
-    fine = {"raw": 0.1, "floor": 0.1, "note": ""}
+    fine = {"raw": 0.1, "note": ""}
     judged = OwnScorer("rg/x", Scripted([ChildSpent("slow"), fine])).judge(some_task(), "9**9")
     assert judged.score == 0.0
     assert "slow" in judged.evidence
@@ -360,7 +364,7 @@ class Scripted(Child):
         return reply
 
 
-def some_task(generator: str = "x") -> Task:
+def some_task() -> Task:
     return Task(
         domain="rg/x",
         problem="?",
@@ -368,59 +372,42 @@ def some_task(generator: str = "x") -> Task:
         split="train",
         messages=(),
         verifier=OwnScorer("rg/x", Scripted(None)).ref,
-        answer={"generator": generator, "level": 0, "seed": 1, "index": 0, "answer": "1"},
+        answer={"generator": "x", "level": 0, "seed": 1, "index": 0, "answer": "1"},
     )
 
 
 @pytest.mark.parametrize(
-    ("raw", "floor", "whole", "in_parts"),
-    [
-        (1.0, 0.0, 1.0, 1.0),
-        (1.0, 0.05, 1.0, 1.0),
-        (0.9995, 0.0, 0.9995, 0.9995),
-        (0.99, 0.0, 0.0, 0.99),
-        (0.05, 0.05, 0.0, 0.0),
-        (0.01, 0.05, 0.0, 0.0),
-        (0.525, 0.05, 0.0, 0.5),
-        (1.7, 0.0, 1.0, 1.0),
-        (-0.3, 0.0, 0.0, 0.0),
-    ],
+    ("raw", "score"),
+    [(1.0, 1.0), (0.9995, 1.0), (1.7, 1.0), (0.99, 0.0), (0.5, 0.0), (0.0, 0.0), (-0.3, 0.0)],
 )
-def test_a_score_is_what_was_earned_above_the_floor_in_parts_or_as_a_whole(
-    raw: float, floor: float, whole: float, in_parts: float
-) -> None:
-    scorer = OwnScorer("rg/x", Scripted({"raw": raw, "floor": floor, "note": ""}))
-    for generator, score in (("x", whole), ("boxnet", in_parts)):
-        task = some_task(generator)
-        verdict = scorer.judge(task, "<answer>1</answer>")
-        assert verdict.score == pytest.approx(score)
-        parts = {part.name: (part.value, part.weight) for part in verdict.parts}
-        assert parts["extracted"] == (1.0, 0.0)
-        assert parts["raw"] == (raw, 0.0)
-        assert parts["answer"] == (verdict.score, 1.0)
+def test_full_marks_are_passed_on_and_credit_in_parts_is_not(raw: float, score: float) -> None:
+    scorer = OwnScorer("rg/x", Scripted({"raw": raw, "note": ""}))
+    verdict = scorer.judge(some_task(), "<answer>1</answer>")
+    assert verdict.score == score
+    parts = {part.name: (part.value, part.weight) for part in verdict.parts}
+    assert parts == {"answer": (score, 1.0), "extracted": (1.0, 0.0), "raw": (raw, 0.0)}
 
 
 def test_a_verdict_shows_what_was_expected_said_and_paid() -> None:
-    scripted = Scripted({"raw": 0.5, "floor": 0.2, "note": "odd"})
+    scripted = Scripted({"raw": 0.5, "note": "odd"})
     verdict = OwnScorer("rg/x", scripted).judge(some_task(), "<answer>2</answer>")
     assert json.loads(verdict.evidence) == {
         "expected": "1",
         "said": "2",
         "paid": 0.5,
-        "floor": 0.2,
         "note": "odd",
     }
 
 
 def test_what_could_not_be_scored_is_unscored_and_the_verifiers_fault() -> None:
-    scripted = Scripted({"raw": None, "floor": 0.0, "note": "ValueError: the score is nan"})
+    scripted = Scripted({"raw": None, "note": "ValueError: the score is nan"})
     verdict = OwnScorer("rg/x", scripted).judge(some_task(), "1")
     assert (verdict.score, verdict.fault) == (None, "verifier")
     assert "nan" in verdict.evidence
 
 
 def test_an_answer_of_absurd_length_is_wrong_without_being_sent() -> None:
-    scripted = Scripted({"raw": 1.0, "floor": 0.0, "note": ""})
+    scripted = Scripted({"raw": 1.0, "note": ""})
     verdict = OwnScorer("rg/x", scripted).judge(some_task(), "1" * 20_001)
     assert verdict.score == 0.0
     assert scripted.asked == []

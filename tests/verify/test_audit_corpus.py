@@ -112,5 +112,5 @@ def test_shipped_tricks_are_named_told_and_different() -> None:
     assert len({trick.id for trick in tricks}) == len(tricks)
     assert len({(trick.surface, trick.text) for trick in tricks}) == len(tricks)
     for trick in tricks:
-        assert len(trick.title) <= 100, trick.name
-        assert len(trick.story) >= 20, trick.name
+        assert len(trick.title) <= 100, trick.id
+        assert len(trick.story.split()) >= 4, trick.id

@@ -80,6 +80,16 @@ def test_only_what_surely_changes_is_changed() -> None:
     assert texts.perturbed("[1, 20]") == ("[2, 31]",)
 
 
+def test_bets_are_on_short_answers_of_one_sort() -> None:
+    assert texts.bets("7", ["8", "x"]) == ("7\n8",)
+    assert texts.bets("7", ["x"]) == ()
+    assert texts.bets("a" * 101, ["b"]) == ()
+    assert texts.bets("a\nb", ["c"]) == ()
+    program = "```python\n1\n```"
+    assert texts.bets(program, [program]) == (f"{program}\n{program}",)
+    assert len(texts.bets("\\boxed{7}", ["\\boxed{8}"])) == 3
+
+
 def test_confusables_look_like_the_reference_and_are_not() -> None:
     for version in texts.confusables("It is <answer>Box 42</answer>."):
         assert version != "It is <answer>Box 42</answer>."

@@ -112,6 +112,11 @@ class Subject:
         return "\n\n".join(message.text for message in self.task.messages)
 
     @property
+    def proven(self) -> bool:
+        """Whether some attempt is known that deserves full marks."""
+        return self.reference is not None or bool(self.right)
+
+    @property
     def answer(self) -> str | None:
         """What the reference says, without its dress."""
         return None if self.reference is None else texts.core(self.reference)[1]

@@ -96,15 +96,14 @@ def audit_all(
     workers: int = 2,
     corpus: Corpus | None = None,
     progress: Callable[[str, int, int], None] | None = None,
-    finished: Callable[[AuditReport], None] | None = None,
 ) -> dict[str, AuditReport]:
     """Audit several domains, `workers` at once; the reports in the order of `domains`.
 
-    `progress` is told (domain, done, total) domains, `finished` each report as it comes; both
-    in the caller's thread.
+    `progress` is told (domain just finished, done, total) in the caller's thread.
     """
     reports: dict[str, AuditReport] = {}
-    with ThreadPoolExecutor(max(1, workers), thread_name_prefix="audits") as pool:
+    pool = ThreadPoolExecutor(max(1, workers), thread_name_prefix="audits")
+    try:
         futures = {
             pool.submit(audit, domain, plan, corpus=corpus): name
             for name, domain in domains.items()
@@ -114,8 +113,8 @@ def audit_all(
             reports[name] = future.result()
             if progress is not None:
                 progress(name, len(reports), len(domains))
-            if finished is not None:
-                finished(reports[name])
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
     return {name: reports[name] for name in domains}
 
 
@@ -174,22 +173,25 @@ class _Examination:
         self._progress(1, 1)
 
     def _subjects(self, tier: int) -> list[Subject]:
+        """The tasks to audit in a tier, one more where none of them is known to be solvable."""
         plan, domain = self._plan, self._domain
         if isinstance(domain, Specimens):
             drawn = list(range(len(domain.items)))
-            kept = drawn if plan.specimens is None else drawn[: plan.specimens]
+            wanted = len(drawn) if plan.specimens is None else plan.specimens
         else:
-            wanted = max(plan.tasks, _LEAST_SIBLINGS)
-            drawn = [_draw(plan.seed, domain.name, tier, number) for number in range(wanted)]
-            kept = drawn[: plan.tasks]
+            wanted = plan.tasks
+            numbers = range(max(wanted, _LEAST_SIBLINGS))
+            drawn = [_draw(plan.seed, domain.name, tier, number) for number in numbers]
         made = {index: task for index in drawn if (task := self._made(tier, index)) is not None}
         self._check_task(tier, made)
-        subjects = [
-            self._subject(made[index], index, [made[i] for i in made if i != index])
-            for index in kept
-            if index in made
-        ]
-        return [subject for subject in subjects if subject is not None]
+        subjects: list[Subject] = []
+        for number, index in enumerate(made):
+            if number >= wanted and any(subject.proven for subject in subjects):
+                break
+            subject = self._subject(made[index], index, [made[i] for i in made if i != index])
+            if subject is not None and (number < wanted or subject.proven):
+                subjects.append(subject)
+        return subjects
 
     def _made(self, tier: int, index: int) -> Task | None:
         result = asked(lambda: self._domain.task(tier, index))
@@ -240,7 +242,7 @@ class _Examination:
 
     def _prove(self, tier: int, subjects: Sequence[Subject]) -> None:
         self._tasks += len(subjects)
-        unproven = [s for s in subjects if s.reference is None and not s.right]
+        unproven = [s for s in subjects if not s.proven]
         self._unproven += len(unproven)
         self.bench.count("unproven", attempts=1)
         if subjects and len(unproven) == len(subjects):
