@@ -196,6 +196,7 @@ _ITEMS = (
         answer=_asks(
             ("detectable_format:constrained_response", {}),
             ("length_constraints:number_sentences", {"relation": "at least", "num_sentences": 2}),
+            ("length_constraints:number_sentences", {"relation": "less than", "num_sentences": 3}),
         ),
         reference=_WHALE,
         wrong=(_WHALE + " My answer is yes.", _WHALE.replace("My answer is no.", "No.")),

@@ -112,10 +112,10 @@ def _named(args: Mapping[str, Json]) -> Iterable[str]:
 
 
 def _variants(text: str) -> list[str]:
-    """The texts of which one must follow an instruction in loose mode; the reply comes first."""
+    """What a reply becomes in loose mode: without its first and last lines, or asterisks."""
     lines = text.strip().split("\n")
     cut = ["\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1])]
-    return [text, *cut, *(part.replace("*", "") for part in (text, *cut))]
+    return [*cut, *(part.replace("*", "") for part in (text, *cut))]
 
 
 def _followed(instruction: Instruction, text: str, order: Order) -> Finding:
@@ -123,7 +123,7 @@ def _followed(instruction: Instruction, text: str, order: Order) -> Finding:
     strict = instruction.rule.check(Reply(text), instruction.args)
     if strict.ok or order.mode == "strict":
         return strict
-    for variant in _variants(text)[1:]:
+    for variant in _variants(text):
         reply = Reply(variant)
         if len(reply.words) >= order.min_words:
             finding = instruction.rule.check(reply, instruction.args)
