@@ -385,7 +385,7 @@ class VerifySpec(_Part):
 
     audit: Literal["required", "off"] = "required"
     workers: Positive = 4
-    deadline: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 120.0
+    deadline: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
     honeypot_every: Positive | None = 5
     alert_hacks: Annotated[float, Field(gt=0, le=1)] = 0.2
 
