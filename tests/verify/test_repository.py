@@ -427,7 +427,7 @@ def test_no_trick_is_worth_anything() -> None:
 
 
 @needs_boxes
-def test_redundant_edits_and_steps_cost_their_weight_and_only_of_what_passes() -> None:
+def test_redundant_edits_and_steps_cost_their_weight_and_uncounted_tests_everything() -> None:
     domain = specimens()
     task = domain.task(0, 1)
     answer = {**task.answer, "weights": {"edits": 0.5, "steps": 0.5}, "step_budget": 4}
@@ -447,6 +447,10 @@ def test_redundant_edits_and_steps_cost_their_weight_and_only_of_what_passes() -
     scores = at_once(score, [(good, 4), (good, 8), (verbose, 4), ("", 1)])
     # 12 lines changed where 3 times 2 are free; 8 steps where 4 are.
     assert scores == [1.0, 0.875, 0.875, 0.0]
+    fewer = task_of(verifier, {**answer, "pass_to_pass": answer["pass_to_pass"][:1]})
+    verdict = verifier.judge_tree(fewer, {**files, "bank/account.py": good}, steps=1)
+    assert (verdict.score, part(verdict, "counted")) == (0.0, 0.0)
+    assert "not expected" in verdict.evidence
 
 
 def test_a_backend_with_one_user_is_refused_and_not_degraded() -> None:
