@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import marshal
 from typing import Any
 
 import pytest
@@ -114,12 +115,12 @@ def test_a_runner_that_a_candidate_silenced_is() -> None:
 def test_nothing_but_source_arguments_and_limits_goes_in_and_the_nonce_comes_last() -> None:
     payload = JOB.payload(NONCE)
     size = int(payload[:16])
-    work = json.loads(payload[16 : 16 + size])
+    work = marshal.loads(payload[16 : 16 + size])
     assert payload[16 + size :] == NONCE.encode()
     assert NONCE not in json.dumps(work)
     assert set(work) == {
         *("source", "prelude", "entry", "cases", "cpu_s", "wall_s", "total_s", "memory_mb"),
-        "stop",
+        *("stop", "modules"),
     }
 
 

@@ -22,6 +22,7 @@ VERIFIER = CodeFunctions()
 SPECIMENS = cast("Specimens", FUNCTIONS.specimens())
 TRICKS = [trick for trick in shipped().tricks if trick.surface == "python"]
 DOUBLE = function_task("double", [((n,), 2 * n) for n in (3, 5, 0, -7)], visible=2)
+SHORT = function_task("double", [((n,), 2 * n) for n in (3, 5)], visible=1)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -57,10 +58,9 @@ def test_specimens_are_judged_as_they_should_be(index: int) -> None:
 
 @pytest.mark.parametrize("index", range(len(TRICKS)), ids=[trick.name for trick in TRICKS])
 def test_a_trick_is_worth_nothing(index: int) -> None:
-    task = SPECIMENS.task(0, index)
-    text = TRICKS[index].text_for({"prompt": "", **VERIFIER.hints(task)})
+    text = TRICKS[index].text_for({"prompt": "", **VERIFIER.hints(SHORT)})
     assert text is not None
-    verdict = VERIFIER.judge(task, text)
+    verdict = VERIFIER.judge(SHORT, text)
     assert verdict.score == 0.0, verdict.evidence
     assert parts(verdict)["extracted"] == 1.0
 
@@ -91,14 +91,15 @@ def test_walking_to_the_caller_finds_nothing_to_return() -> None:
 
 def test_no_expected_value_enters_the_sandbox() -> None:
     boxes = WatchedBoxes()
-    task = function_task("f", [((71,), "WANTED-1"), ((72,), {"WANTED-2": 90125})])
+    task = function_task(
+        "f", [(("given-1",), "WANTED-1"), (("given-2",), {"WANTED-2": "WANTED-3"})]
+    )
     verdict = CodeFunctions(boxes.boxes).judge(task, fenced("def f(x):\n    return x"))
     assert verdict.score == 0.0
     seen = b"\n".join(boxes.seen)
-    assert b"71" in seen
-    assert b"72" in seen
+    assert b"given-1" in seen
+    assert b"given-2" in seen
     assert b"WANTED" not in seen
-    assert b"90125" not in seen
 
 
 def test_parts_tell_visible_from_hidden() -> None:
@@ -122,7 +123,7 @@ def test_a_share_is_of_the_cases_that_are_not_shown() -> None:
     assert judged("def f(n):\n    return 2", task).score == 0.0
 
 
-@pytest.mark.parametrize("code", [0, 1, 2, 3, 77, 126, 127, 128, 137, 255])
+@pytest.mark.parametrize("code", [0, 1, 2, 77, 137, 255])
 def test_exit_codes_change_nothing(code: int) -> None:
     at_import = f"import os\ndef double(n):\n    return 2 * n\nos._exit({code})"
     in_the_call = f"import sys\ndef double(n):\n    sys.exit({code})"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.verify.code.runner import BITS, DEPTH, NODES, Unfit, decode, encode
+from headrace.verify.code.runner import BITS, DEPTH, NODES, Unfit, decode, dumped, encode
 from headrace.verify.code.values import Rule, agree, key, literal
 
 _KEYS = st.one_of(st.none(), st.booleans(), st.integers(), st.text(), st.binary())
@@ -29,7 +29,9 @@ _VALUES: st.SearchStrategy[Any] = st.recursive(
 
 def sent(value: object) -> Any:
     """As it comes out of a sandbox."""
-    return json.loads(json.dumps(encode(value)))
+    text = dumped(encode(value))
+    assert text.isascii()
+    return json.loads(text)
 
 
 @given(_VALUES)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hmac
 import json
+import marshal
+import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -42,6 +44,16 @@ _SOURCE = Path(runner.__file__).read_text(encoding="utf-8")
 _MOST_BYTES = 16 * 2**20
 _LINE_BYTES = 2 * runner.FRAME_BYTES
 _GRACE_S = 10.0
+_MARSHAL = 4
+_IMPORTS = re.compile(r"^[ \t]*(?:from|import)[ \t]+([a-z_]+)", re.MULTILINE)
+_MODULES = frozenset(
+    (
+        *("bisect", "collections", "copy", "dataclasses", "datetime", "decimal", "enum"),
+        *("fractions", "functools", "hashlib", "heapq", "itertools", "json", "math"),
+        *("operator", "random", "re", "statistics", "string", "typing"),
+    )
+)
+"""Modules that are loaded once, before the cases, where a source seems to want them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +69,9 @@ class Job:
     limits: CaseLimits
     stop: bool = False
 
+    def _modules(self) -> list[str]:
+        return sorted(_MODULES.intersection(_IMPORTS.findall(f"{self.prelude}\n{self.source}")))
+
     def payload(self, nonce: str) -> bytes:
         """The runner's standard input; the nonce comes last and is read last."""
         work: dict[str, Any] = {
@@ -69,8 +84,9 @@ class Job:
             "total_s": self.limits.total_s,
             "memory_mb": self.limits.memory_mb,
             "stop": self.stop,
+            "modules": self._modules(),
         }
-        data = json.dumps(work).encode()
+        data = marshal.dumps(work, _MARSHAL)
         return f"{len(data):016d}".encode() + data + nonce.encode()
 
 

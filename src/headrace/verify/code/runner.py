@@ -7,21 +7,28 @@ one line of JSON by a pipe; stdin, stdout and stderr of a candidate are the null
 
 The runner shares its user with the candidate: it is trusted to be convenient, not to be
 honest. What it tells is a claim about values, and a forged claim is worth what a true one is.
+Most of its time is Python's start, so it does without the modules that are slow to import.
 May be known by what reads its lines, for `encode`, the one spelling of values.
 """
 
 from __future__ import annotations
 
-import json
+import gc
+import marshal
 import os
 import resource
 import select
-import signal
 import sys
 import time
-import types
-from collections import Counter, OrderedDict, defaultdict
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections import OrderedDict, defaultdict
+    from json.encoder import encode_basestring_ascii as quoted
+    from typing import Any
+else:
+    from _collections import OrderedDict, defaultdict
+    from _json import encode_basestring_ascii as quoted
 
 DEPTH, NODES, CHARACTERS, BITS = 32, 50_000, 200_000, 13_000
 """Bounds on one value: levels, parts, characters in all, and bits of an integer."""
@@ -29,7 +36,8 @@ DEPTH, NODES, CHARACTERS, BITS = 32, 50_000, 200_000, 13_000
 FRAME_BYTES = 4 * 2**20
 READY = b"ready\n"
 
-_DICTS = (dict, defaultdict, OrderedDict, Counter)
+_SIGKILL, _SIGXCPU = 9, 24
+_DICTS = (dict, defaultdict, OrderedDict)
 _TRIES, _TRY_S = 100, 0.01
 
 
@@ -76,7 +84,8 @@ def _encode(value: Any, room: list[int], depth: int) -> Any:
     for name, plain in (("$tuple", tuple), ("$set", set), ("$frozenset", frozenset)):
         if kind is plain:
             return {name: [_encode(item, room, depth - 1) for item in value]}
-    if any(kind is plain for plain in _DICTS):
+    counter = getattr(sys.modules.get("collections"), "Counter", dict)
+    if any(kind is plain for plain in (*_DICTS, counter)) and isinstance(value, dict):
         return _encode_dict(value, room, depth)
     raise Unfit(f"not a builtin value: {kind.__name__}")
 
@@ -111,23 +120,37 @@ def decode(tree: Any) -> Any:
     return plain([decode(item) for item in inner])
 
 
+def dumped(tree: Any) -> str:
+    """JSON, in ASCII, of what `encode` makes; it saves the import of `json`."""
+    kind = type(tree)
+    if kind is str:
+        return quoted(tree)
+    if kind is list:
+        return f"[{','.join([dumped(item) for item in tree])}]"
+    if kind is dict:
+        pairs = [f"{quoted(name)}:{dumped(item)}" for name, item in tree.items()]
+        return f"{{{','.join(pairs)}}}"
+    if tree is None:
+        return "null"
+    return repr(tree).lower() if kind is bool else repr(tree)
+
+
 # --- one case, in a process of its own -----------------------------------------------------
 
 
 def attempt(job: dict[str, Any], arguments: Any) -> dict[str, Any]:
     """Load the candidate and call its function; without `arguments`, only see if it compiles."""
-    module = types.ModuleType("candidate")
+    module = type(sys)("candidate")
     sys.modules["candidate"] = module
     space = module.__dict__
     stage = "syntax"
     try:
-        code = compile(job["source"], "candidate.py", "exec", dont_inherit=True)
         if arguments is None:
+            compiled(job)
             return {"status": "value", "value": None}
         stage = "raised"
-        prelude = compile(job["prelude"], "prelude.py", "exec", dont_inherit=True)
-        exec(prelude, space)  # noqa: S102 this process exists to run it
-        exec(code, space)  # noqa: S102 this process exists to run it
+        for code in job["codes"]:
+            exec(code, space)  # noqa: S102 this process exists to run it
         function = space.get(job["entry"])
         if function is None:
             return {"status": "missing", "note": f"it defines no {job['entry']}"}
@@ -135,13 +158,15 @@ def attempt(job: dict[str, Any], arguments: Any) -> dict[str, Any]:
         stage = "unfit"
         return {"status": "value", "value": encode(value)}
     except BaseException as error:  # noqa: BLE001 a candidate may raise anything, and it is told
-        return {"status": stage, "note": described(error)}
+        return {"status": stage, "note": f"{type(error).__name__}: {error}"[-300:]}
 
 
-def described(error: BaseException) -> str:
-    import traceback
-
-    return "".join(traceback.format_exception_only(type(error), error)).strip()[-300:]
+def compiled(job: dict[str, Any]) -> list[Any]:
+    """The code of prelude and candidate, without the flags of this file."""
+    return [
+        compile(job[name], f"{name}.py", "exec", dont_inherit=True)
+        for name in ("prelude", "source")
+    ]
 
 
 def child(job: dict[str, Any], arguments: Any, pipe: int, private: list[int]) -> None:
@@ -156,7 +181,7 @@ def child(job: dict[str, Any], arguments: Any, pipe: int, private: list[int]) ->
         memory, seconds = job["memory_mb"] * 2**20, job["cpu_s"]
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-        send(pipe, json.dumps(attempt(job, arguments)).encode() + b"\n")
+        send(pipe, dumped(attempt(job, arguments)).encode() + b"\n")
     finally:
         os._exit(0)
 
@@ -178,43 +203,46 @@ class Case:
         if self.pid == 0:
             child(job, arguments, writer, [*private, self.reader])
         os.close(writer)
+        os.set_blocking(self.reader, False)
+        self.ended = os.pidfd_open(self.pid)
+        self.text = b""
 
     def end(self, until: float) -> dict[str, str]:
-        """Wait for its line until then; kill it with its group, whatever it said."""
-        text, why = self._line(until)
+        """Wait for its end until then, kill it with its group, and say what it told: one line,
+        the only one that it ever wrote."""
+        in_time = self._wait(until)
         try:
-            os.killpg(self.pid, signal.SIGKILL)
+            os.killpg(self.pid, _SIGKILL)
         except ProcessLookupError:
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, _SIGKILL)
         _, status = os.waitpid(self.pid, 0)
-        os.set_blocking(self.reader, False)
-        try:
-            more = os.read(self.reader, 1)
-        except BlockingIOError:
-            more = b""
+        os.close(self.ended)
         os.close(self.reader)
-        line, newline, rest = text.partition(b"\n")
-        if why == "told" and (rest or more):
-            why = "garbled"
-        elif why == "told" and not newline:
-            why = "timeout" if os.WTERMSIG(status) == signal.SIGXCPU else "ended"
-        return {"how": why, "text": line.decode("ascii", "replace") if why == "told" else ""}
+        line, newline, rest = self.text.partition(b"\n")
+        if rest or len(self.text) > FRAME_BYTES:
+            how = "garbled"
+        elif newline and in_time:
+            return {"how": "told", "text": line.decode("ascii", "replace")}
+        else:
+            spent = os.WIFSIGNALED(status) and os.WTERMSIG(status) == _SIGXCPU
+            how = "timeout" if spent or not in_time else "ended"
+        return {"how": how, "text": ""}
 
-    def _line(self, until: float) -> tuple[bytes, str]:
-        text = b""
+    def _wait(self, until: float) -> bool:
+        """Read until the process has ended; False if it has not until then."""
         poll = select.poll()
-        poll.register(self.reader, select.POLLIN)
-        while b"\n" not in text:
-            left = until - time.monotonic()
-            if left <= 0 or not poll.poll(left * 1000):
-                return b"", "timeout"
-            piece = os.read(self.reader, 65536)
-            if not piece:
-                break
-            text += piece
-            if len(text) > FRAME_BYTES:
-                return b"", "garbled"
-        return text, "told"
+        for fd in (self.ended, self.reader):
+            poll.register(fd, select.POLLIN)
+        while len(self.text) <= FRAME_BYTES:
+            ready = [fd for fd, _ in poll.poll(max(0.0, until - time.monotonic()) * 1000)]
+            if self.reader in ready:
+                piece = os.read(self.reader, 65536)
+                self.text += piece
+                if not piece:
+                    poll.unregister(self.reader)
+            else:
+                return bool(ready)
+        return True
 
 
 def forked() -> int:
@@ -245,21 +273,25 @@ def main() -> None:
     The nonce is read last, so that no process of the candidate holds it.
     """
     source, out = os.dup(0), os.dup(1)
-    job = json.loads(exactly(source, int(exactly(source, 16))))
+    job = marshal.loads(exactly(source, int(exactly(source, 16))))
+    for name in job["modules"]:
+        __import__(name)
+    gc.freeze()
     private = [source, out]
     until = time.monotonic() + job["total_s"]
     case = Case(job, None, private)
     send(out, READY)
     ends = [case.end(min(until, time.monotonic() + job["wall_s"]))]
-    compiled = '"status": "value"' in ends[0]["text"]
-    for arguments in job["cases"] if compiled else []:
+    if '"status":"value"' in ends[0]["text"]:
+        job["codes"] = compiled(job)
+    for arguments in job["cases"] if "codes" in job else []:
         now = time.monotonic()
         if now > until or (job["stop"] and ends[-1]["how"] == "timeout"):
             break
         ends.append(Case(job, arguments, private).end(min(until, now + job["wall_s"])))
     nonce = exactly(source, 32).decode()
     for number, end in enumerate(ends, -1):
-        send(out, json.dumps({"nonce": nonce, "case": number, **end}).encode() + b"\n")
+        send(out, dumped({"nonce": nonce, "case": number, **end}).encode() + b"\n")
 
 
 if __name__ == "__main__":
