@@ -134,17 +134,16 @@ def echoes(prompt: str) -> tuple[str, ...]:
 
 
 def bets(reference: str, others: Sequence[str]) -> tuple[str, ...]:
-    """The right answer among wrong ones of its sort, beside it and within one answer.
+    """The right answer among wrong ones, beside it and within one answer.
 
     A bet is on short answers, so none is made of a text that is an answer of its own; and none
     within a fence, for a program may well hold another one.
 
-    >>> bets("<answer>7</answer>", ["<answer>8</answer>", "<answer>x</answer>"])[1:]
+    >>> bets("<answer>7</answer>", ["<answer>8</answer>"])[1:]
     ('<answer>7\\n8</answer>', '<answer>7 or 8</answer>')
     """
     before, answer, after = core(reference)
     fenced = bool(fences(reference))
-    others = [other for other in others if _has_digits(core(other)[1]) == _has_digits(answer)]
     if not others or (not fenced and (len(answer) > _SHORT or "\n" in answer)):
         return ()
     beside = "\n".join((reference, *others))
@@ -194,10 +193,6 @@ def perturbed(reference: str) -> tuple[str, ...]:
     else:
         changed = [re.sub(r"\d", lambda digit: _other(digit[0]), answer)]
     return tuple(f"{before}{version}{after}" for version in changed)
-
-
-def _has_digits(text: str) -> bool:
-    return any(letter.isdigit() for letter in text)
 
 
 def _other(digit: str) -> str:
