@@ -21,8 +21,10 @@ from pipeline_support import PACKS, Recorder, events, recipe, run
 
 
 def waves(folder: Path) -> dict[str, list[Trajectory]]:
+    """What was played to be trained on; honeypots are in waves of their own."""
     with WaveLog(folder / "run" / "trajectories", read_only=True) as log:
-        return {wave.key: wave.trajectories for wave in log.iterate()}
+        played = {wave.key: wave.trajectories for wave in log.iterate()}
+    return {key: waves for key, waves in played.items() if not key.endswith(":honeypot")}
 
 
 def test_a_model_learns_what_is_rewarded(tmp_path: Path) -> None:

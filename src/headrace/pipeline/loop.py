@@ -45,7 +45,7 @@ def play(run: Run) -> Played:
         everything += attempts
         effective += run.effective(attempts)
     honeypot = run.honeypot()  # measured, never trained on
-    baited = attempt(run, run.wave_key(), [honeypot]) if honeypot else []
+    baited = attempt(run, run.honeypot_wave, [honeypot]) if honeypot else []
     return Played(everything, effective, baited)
 
 

@@ -202,8 +202,13 @@ class Run:
         if every is None or self.step % every != 1 % every:
             return None
         task = self.source.honeypot(self.step)
-        group_id = f"{self.step:06d}.honeypot"
+        group_id = f"{self.honeypot_wave}.0"
         return None if task is None else Group(group_id, task, self.recipe.play.group_size)
+
+    @property
+    def honeypot_wave(self) -> str:
+        """The name of the wave of the step's honeypot."""
+        return f"{self.step:06d}:honeypot"
 
     def _alert(self, alerts: Sequence[Alert]) -> None:
         for alert in alerts:
