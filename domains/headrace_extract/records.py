@@ -52,21 +52,28 @@ class Records:
         return json.dumps(task.answer["expected"])
 
     def wrong(self, task: Task) -> tuple[str, ...]:
-        """What a careless reader would write, an empty object, the schema, and the example."""
+        """What a careless reader would write, an empty object, the schema, and the examples."""
         rung = TIERS[task.tier]
         wrong: list[Json] = [task.lineage["decoy"], {}, rung.schema]
-        if rung.example is not None:
-            wrong.append(rung.example[1])
+        wrong += [record for _, record in rung.examples]
         return tuple(json.dumps(record) for record in wrong)
 
 
 def _prompt(rung: Tier, text: str) -> str:
-    lines = [
-        "Read the text and write what it says as one JSON object. Write nothing else.",
-        f"The object must match this JSON schema: {json.dumps(rung.schema)}",
-    ]
+    """Where examples show the form, they come in place of the schema: small models echo that."""
+    lines = ["Read the text and write what it says as one JSON object. Write nothing else."]
     if rung.notes:
         lines.append(rung.notes)
-    if rung.example is not None:
-        lines += [f"Example text: {rung.example[0]}", f"Answer: {json.dumps(rung.example[1])}"]
-    return "\n".join([*lines, f"Text: {text}"])
+    if rung.examples:
+        lines.append(_described(rung.schema))
+    else:
+        lines.append(f"The object must match this JSON schema: {json.dumps(rung.schema)}")
+    for example, record in rung.examples:
+        lines += ["", f"Text: {example}", f"JSON: {json.dumps(record)}"]
+    return "\n".join([*lines, "", f"Text: {text}", "JSON:"])
+
+
+def _described(schema: Json) -> str:
+    """A flat schema in words."""
+    kinds = [f'"{name}" ({inner["type"]})' for name, inner in schema["properties"].items()]
+    return f"Its keys are {', '.join(kinds[:-1])} and {kinds[-1]}."

@@ -27,7 +27,7 @@ class Extraction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier:
-    """One rung: the schema of its records, what to know beyond it, an example, and its maker.
+    """One rung: the schema of its records, what to know beyond it, examples, and its maker.
 
     `fields` are rules of the verifier `structured-output`, by JSON pointer.
     """
@@ -35,7 +35,7 @@ class Tier:
     title: str
     schema: Json
     notes: str
-    example: tuple[str, Json] | None
+    examples: tuple[tuple[str, Json], ...]
     make: Callable[[random.Random], Extraction]
     fields: Mapping[str, Json] = field(default_factory=dict[str, Json])
 
@@ -219,16 +219,26 @@ TIERS = (
         schema=_record(name=_TEXT, age=_WHOLE),
         fields={"/name": {"weight": 2.0}},
         notes="",
-        example=("Zed Moss is 7 years old.", {"name": "Zed Moss", "age": 7}),
+        examples=(
+            ("Zed Moss is 7 years old.", {"name": "Zed Moss", "age": 7}),
+            ("Have you met Yul Quay? She is 12 now.", {"name": "Yul Quay", "age": 12}),
+            ("The oldest guest was Ann Ito (97).", {"name": "Ann Ito", "age": 97}),
+        ),
         make=_contact,
     ),
     Tier(
         title="an order in one sentence",
         schema=_record(customer=_TEXT, item=_TEXT, quantity=_WHOLE, city=_TEXT),
         notes="",
-        example=(
-            "Zed Moss of Xanten wants 99 bells.",
-            {"customer": "Zed Moss", "item": "bells", "quantity": 99, "city": "Xanten"},
+        examples=(
+            (
+                "Zed Moss of Xanten wants 99 bells.",
+                {"customer": "Zed Moss", "item": "bells", "quantity": 99, "city": "Xanten"},
+            ),
+            (
+                "Can you bring 85 drums to Yul Quay? The shop is in Evora.",
+                {"customer": "Yul Quay", "item": "drums", "quantity": 85, "city": "Evora"},
+            ),
         ),
         make=_order,
     ),
@@ -241,7 +251,7 @@ TIERS = (
             host=_record(name=_TEXT, phone=_TEXT),
         ),
         notes="Write the room by its name only.",
-        example=None,
+        examples=(),
         make=_event,
     ),
     Tier(
@@ -252,7 +262,7 @@ TIERS = (
             lines={"type": "array", "items": _record(item=_TEXT, quantity=_WHOLE, price=_NUMBER)},
         ),
         notes="Keep the lines in the order of the text; the price is for one piece.",
-        example=None,
+        examples=(),
         make=_invoice,
         fields={"/lines/*/price": _CENTS},
     ),
@@ -270,7 +280,7 @@ TIERS = (
             "and prices in euros, as numbers. Keep the lines in the order of the text, without "
             "cancelled ones. The city is the customer's. The phone is null if none is given."
         ),
-        example=None,
+        examples=(),
         make=_delivery,
         fields={"/lines/*/price": _CENTS, "/lines/*/kg": {"compare": "number", "absolute": 1e-6}},
     ),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -134,6 +135,12 @@ def test_literals_of_python_become_json() -> None:
 )
 def test_what_is_no_call_and_no_prose_is_malformed(text: str) -> None:
     assert parse(text, ["add"]).outcome == "malformed"
+
+
+def test_an_odd_escape_is_malformed_whatever_the_warning_filters_say() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert parse("add(a='\\d')").outcome == "malformed"
 
 
 @pytest.mark.parametrize(
