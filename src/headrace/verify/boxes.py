@@ -79,6 +79,14 @@ class Boxes:
             return portal.call(_borrow(pool, spec, job), timeout_s=timeout_s + _START_S)
         except (SandboxFailure, SandboxGone):
             return portal.call(_borrow(pool, spec, job), timeout_s=timeout_s + _START_S)
+        finally:
+            self._close_first()
+
+    def _close_first(self) -> None:
+        """Have this closed at exit before the backends that it uses: they say goodbye by
+        themselves, and what is registered last is called first."""
+        atexit.unregister(self.close)
+        atexit.register(self.close)
 
     def capabilities(self, spec: SandboxSpec) -> Capabilities:
         """What the backend gives that sandboxes of that kind come from here.
@@ -90,6 +98,7 @@ class Boxes:
 
     def close(self) -> None:
         """End all sandboxes; a later call opens the pool again."""
+        atexit.unregister(self.close)
         with self._lock:
             portal, self._portal = self._portal, None
             pools, self._pools, self._chosen = list(self._pools.values()), {}, {}
@@ -130,5 +139,4 @@ def shared() -> Boxes:
     with _shared_lock:
         if _shared is None:
             _shared = Boxes()
-            atexit.register(_shared.close)
         return _shared
