@@ -9,9 +9,10 @@ Three kinds of condition, each because of how a scorer of reasoning-gym 0.1.25 b
   24; `game_of_life_halting` asks only whether the text is empty; `coin_flip` takes `0` for
   `0.387`; `gsm_symbolic` takes the first number of several, without its sign, and
   `fraction_simplification` the first fraction; `letter_jumble` and `spell_backward` stop reading
-  where the reference ends; `polynomial_equations` and `sokoban` overlook what they cannot read;
-  `knights_knaves` finds its answer in the example that its own question gives;
-  `time_intervals` gives 0.9993 for a minute's error, and 1 to `0 days` whatever follows.
+  where the reference ends; `polynomial_equations`, `graph_color`, `rush_hour` and `sokoban`
+  overlook what they cannot read; `knights_knaves` finds its answer in the example that its own
+  question gives; `time_intervals` gives 0.9993 for a minute's error, and 1 to `0 days` whatever
+  follows.
 
 A text that fails could not be right, so it is wrong unseen.
 
@@ -47,6 +48,7 @@ _RATIO = re.compile(r"-?\d{1,30}(?:\.\d{1,30}|/\d{1,30})?", re.ASCII)
 _FRACTION = re.compile(r"-?\d+ ?/ ?-?\d+|\\d?frac ?\{ ?\d+ ?\} ?\{ ?\d+ ?\}", re.ASCII)
 _ROLL = re.compile(r"(?:(?:and )?[A-Za-z]+ is (?:an? )?[A-Za-z]+[,.;]* ?)+")
 _MOVES = re.compile(r"[UDLR]+")
+_CAR_MOVE = re.compile(r"[A-Z][+-]\d{1,2}", re.ASCII)
 _FACTORS = re.compile(r"\s*\d{1,30}\s*(?:×\s*\d{1,30}\s*)*", re.ASCII)
 _OPERATIONS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,
@@ -157,6 +159,15 @@ def _is_roll(text: str, _entry: Mapping[str, Any]) -> bool:
     return _ROLL.fullmatch(" ".join(text.split())) is not None
 
 
+def _is_car_moves(text: str, _entry: Mapping[str, Any]) -> bool:
+    return all(_CAR_MOVE.fullmatch(move) for move in text.split()) and bool(text.strip())
+
+
+def _colours_its_nodes(text: str, entry: Mapping[str, Any]) -> bool:
+    colouring, nodes = _parsed(text), {str(node) for node in entry["metadata"]["possible_answer"]}
+    return isinstance(colouring, dict) and set(colouring) == nodes
+
+
 def _is_moves(text: str, _entry: Mapping[str, Any]) -> bool:
     return _MOVES.fullmatch(text.strip().upper()) is not None
 
@@ -211,5 +222,7 @@ _CONDITIONS: Mapping[str, tuple[tuple[_Condition, str], ...]] = {
     "coin_flip": ((_is_close, "not within 0.0001 of the reference answer"),),
     "knights_knaves": ((_is_roll, "no list of who is what"),),
     "polynomial_equations": ((_is_list_of_numbers, "no list of numbers"),),
+    "graph_color": ((_colours_its_nodes, "no colour for each node and for no other"),),
+    "rush_hour": ((_is_car_moves, "no sequence of moves"),),
     "sokoban": ((_is_moves, "no sequence of moves"),),
 }

@@ -24,6 +24,7 @@ import importlib
 import json
 import math
 import random
+import re
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -44,6 +45,9 @@ _EXAMPLES = {
     "graph_color": "possible_answer",
     "rubiks_cube": "example_correct_answer",
 }
+_LOTS = re.compile(
+    r"random|uuid|secrets|time\(\)|now\(|today\(|perf_counter|monotonic|getpid|\bid\("
+)
 
 LIBRARY_ERRORS = (
     ArithmeticError,
@@ -166,8 +170,8 @@ def _sound(generator: str, level: int | None, seed: int) -> Made:
     entry = dataset[0]
     if not isinstance(entry["question"], str) or not entry["question"].strip():
         raise UnsoundEntry("no question")
-    if generator == "codeio" and not entry["metadata"]["input_data"]:
-        raise UnsoundEntry("its program failed")
+    if generator == "codeio":
+        _check_program(entry, dataset, seed)
     made = Made(dataset, entry, seed, _reference(generator, entry))
     if max(made.pay(""), made.pay(None)) >= FULL_MARKS:
         raise UnsoundEntry("an empty answer gets full marks")
@@ -176,6 +180,21 @@ def _sound(generator: str, level: int | None, seed: int) -> Made:
     ):
         raise UnsoundEntry("the reference answer does not get full marks")
     return made
+
+
+def _check_program(entry: dict[str, Any], dataset: Any, seed: int) -> None:
+    """UnsoundEntry for a program of codeio that failed, or may do something else when run again.
+
+    Its text is part of the question.
+    """
+    if not entry["metadata"]["input_data"]:
+        raise UnsoundEntry("its program failed")
+    if _LOTS.search(entry["question"]):
+        raise UnsoundEntry("its program draws lots, or looks at the clock")
+    _reseed(seed)
+    again = dataset[0]
+    if (again["question"], again["answer"]) != (entry["question"], entry["answer"]):
+        raise UnsoundEntry("its program is not a function of its input")
 
 
 def _reference(generator: str, entry: dict[str, Any]) -> str | None:

@@ -125,6 +125,7 @@ def test_game_of_life_halting_wants_the_reference_and_not_just_any_text() -> Non
             ["1/2 3/4", "1/2\n2/3", "1"],
         ),
         ("sokoban", ["UDLR", "uld "], ["U D", "UD\nLR", "up", ""]),
+        ("rush_hour", ["A+1", "B-2 A+10\nC+1"], ["A+1 or B+1", "", "A+1,B+1", "A1"]),
         ("polynomial_equations", ["1.5", "-1.0, 2"], ["1.5\n2", "x", "1,", "nan"]),
         (
             "knights_knaves",
@@ -161,3 +162,10 @@ def test_a_probability_is_close_and_no_mere_beginning() -> None:
     assert all(refusal("coin_flip", text, entry) is None for text in right)
     wrong = ("0", "0.3", "0.387", "1/0", "1e999999999", "", "-0.3872", "9" * 50)
     assert all(refusal("coin_flip", text, entry) is not None for text in wrong)
+
+
+def test_a_colouring_is_of_the_nodes_and_of_no_others() -> None:
+    entry = {"metadata": {"possible_answer": {0: 1, 1: 2}}}
+    assert refusal("graph_color", '{"0": 2, "1": 1}', entry) is None
+    for text in ('{"0": 1, "1": 2, "2": 1}', '{"0": 1}', "[]", "", "{}"):
+        assert refusal("graph_color", text, entry) is not None
