@@ -88,6 +88,11 @@ def test_what_cannot_be_audited_is_a_usage_error(arguments: list[str], says: str
     assert says in done.err
 
 
+def test_a_kind_is_audited_with_its_specimens_under_its_own_name(here: Path) -> None:
+    done = headrace("audit", "tool-calls", "--quick", "--json")
+    assert (done.code, done.json["domain"], done.json["verdict"]) == (0, "tool-calls", "pass")
+
+
 # --- verifiers ---------------------------------------------------------------------------------
 
 

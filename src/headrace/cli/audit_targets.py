@@ -6,7 +6,7 @@ import difflib
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -102,7 +102,7 @@ def examine(catalogue: Catalogue, targets: Sequence[Target], plan: Plan) -> list
     for report in reports:
         if report.verdict == "pass":
             record(report)
-    return reports
+    return [replace(report, domain=name) for report, name in zip(reports, domains, strict=True)]
 
 
 def verdict(reports: Sequence[AuditReport]) -> AuditVerdict:
