@@ -341,12 +341,10 @@ def test_a_child_killed_between_and_during_calls_costs_no_verdict(
 
 def test_closing_the_pack_leaves_no_process() -> None:
     opened = ReasoningGymPack()
-    for generator in ("ab", "acre"):
-        domain_of(opened, generator).task(0, 0)
-    pids = [child.pid for child in opened.children]
-    assert len(set(pids)) == 2
+    domain_of(opened, "chain_sum").task(0, 0)
+    (pid,) = [child.pid for child in opened.children if child.pid is not None]
     opened.close()
-    assert all(pid is not None and wait_gone(pid, 5) for pid in pids)
+    assert wait_gone(pid, 5)
 
 
 # --- what the verifier makes of the scorer's replies ---------------------------------------------
