@@ -17,16 +17,12 @@ from typing import Any
 def math(pairs: list[list[str]]) -> list[bool]:
     from math_verify import parse, verify
 
-    return [
-        bool(
-            verify(
-                parse(f"${gold}$", parsing_timeout=None),
-                parse(f"${said}$", parsing_timeout=None),
-                timeout_seconds=None,
-            )
-        )
-        for gold, said in pairs
-    ]
+    never: Any = None  # its timeouts are signals; trusted answers need none
+
+    def read(text: str) -> Any:
+        return parse(f"${text}$", parsing_timeout=never)
+
+    return [bool(verify(read(gold), read(said), timeout_seconds=never)) for gold, said in pairs]
 
 
 def human_eval(work: list[list[str]]) -> list[bool]:

@@ -8,14 +8,19 @@ assertions to it and believes the exit code; `pytest` does the same with pytest.
 is written, the attempt has taken its grader with it. Standard library only, but for pytest.
 """
 
+from __future__ import annotations
+
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+Cases = list[list[str]]
 
 
-def in_process(source, entry, cases):
-    space = {}
+def in_process(source: str, entry: str, cases: Cases) -> float:
+    space: dict[str, Any] = {}
     try:
         exec(source, space)  # noqa: S102 - that is the point
         for arguments, expected in cases:
@@ -26,14 +31,14 @@ def in_process(source, entry, cases):
     return 1.0
 
 
-def exit_code(source, entry, cases):
+def exit_code(source: str, entry: str, cases: Cases) -> float:
     lines = [f"assert {entry}(*{arguments}) == {expected}" for arguments, expected in cases]
     Path("program.py").write_text(source + "\n\n" + "\n".join(lines) + "\n")
     done = subprocess.run([sys.executable, "program.py"], capture_output=True, timeout=20)
     return float(done.returncode == 0)
 
 
-def pytest(source, entry, cases):
+def pytest(source: str, entry: str, cases: Cases) -> float:
     Path("solution.py").write_text(source + "\n")
     tests = [
         f"def test_{number}():\n    assert {entry}(*{arguments}) == {expected}\n"
@@ -47,7 +52,7 @@ def pytest(source, entry, cases):
 GRADERS = {"in-process": in_process, "exit-code": exit_code, "pytest": pytest}
 
 
-def main():
+def main() -> None:
     job = json.load(sys.stdin)
     score = GRADERS[sys.argv[1]](job["source"], job["entry"], job["cases"])
     Path("score").write_text(str(score))

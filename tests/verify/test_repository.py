@@ -430,7 +430,8 @@ def test_no_trick_is_worth_anything() -> None:
 def test_redundant_edits_and_steps_cost_their_weight_and_uncounted_tests_everything() -> None:
     domain = specimens()
     task = domain.task(0, 1)
-    answer = {**task.answer, "weights": {"edits": 0.5, "steps": 0.5}, "step_budget": 4}
+    changed: Json = {"weights": {"edits": 0.5, "steps": 0.5}, "step_budget": 4}
+    answer: Json = {**task.answer, **changed}
     files = RepositoryAnswer.model_validate(answer).files
     good = files["bank/account.py"].replace(
         "        self.balance -= amount",
