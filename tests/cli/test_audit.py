@@ -24,8 +24,9 @@ def weaken(here: Path) -> None:
     """Make the verifier of the pack look for its answer anywhere in the text."""
     pack = here / "my-domain" / "my_domain.py"
     source = pack.read_text()
-    assert "said.lower() == answer" in source
-    pack.write_text(source.replace("said.lower() == answer", "answer in said.lower()"))
+    strict = r'set(re.findall(r"\d+", text)) == {str(answer)}'
+    assert strict in source
+    pack.write_text(source.replace(strict, "str(answer) in text"))
 
 
 def test_a_pack_that_passes_says_so_on_a_line_and_is_recorded(here: Path) -> None:

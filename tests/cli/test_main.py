@@ -72,7 +72,7 @@ def test_help_loads_nothing_heavy() -> None:
 VERBS = [
     *("run", "resume", "ls", "show", "diff", "report", "init", "doctor"),
     *("recipes ls", "recipes show", "recipes keys", "models pull", "models ls"),
-    *("domains ls", "domains show"),
+    *("domains ls", "domains show", "audit", "verifiers ls", "verifiers show"),
     *("sandbox doctor", "sandbox ls", "sandbox reap", "sandbox exec"),
 ]
 
