@@ -146,6 +146,7 @@ def step_payload(
             "informative": 40,
         },
         "signal": True,
+        "watch": {"tricks": 0.01, "bait": 0.1, "bait_attempts": 8, "gap": 0.02},
         "kl_reference": 0.06 * reward,
         "kl_behaviour": 0.0004 + abs(noise) / 1000,
         "clipped_share": 0.01 + abs(noise) / 5,

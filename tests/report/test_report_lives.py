@@ -75,6 +75,7 @@ def test_a_run_that_has_just_begun_says_what_is_not_there_yet(tmp_path: Path) ->
         "The first evaluation is not done yet.",
         "No training step has finished yet.",
         "There are no steps to judge by yet.",
+        "This run holds no record of audits.",
         "No step has told of any domain yet.",
         "There is no evaluation to take texts from. Attempts from training follow below.",
         "No attempts are on disk yet.",
@@ -321,7 +322,7 @@ def test_a_damaged_file_is_said_and_the_rest_is_shown(
     assert said in problems(page)
     assert page.one("section", id="details").all("table")
     if "events" not in said and "event" not in said:
-        assert len(page.all("figure")) == 13
+        assert len(page.all("figure")) == 16
 
 
 def test_a_missing_evaluation_file_and_a_torn_last_line_are_no_trouble(tmp_path: Path) -> None:
@@ -396,7 +397,7 @@ def test_no_event_or_evaluation_stops_the_page(
         (folder / "step_000001.json").write_text(json.dumps(suite))
         page = read(run)
     assert "The event log" not in problems(page)
-    assert len(page.all("section")) == 7
+    assert len(page.all("section")) == 8
 
 
 def test_timings_beyond_any_clock_are_left_out(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from headrace.observe.report.values import brief, fixed
 from headrace.store.events import Event
 from headrace.store.lenient import number
 
-__all__ = ["chart_steps", "curves", "health"]
+__all__ = ["chart_steps", "curves", "health", "signs"]
 
 _Values = list[float | None]
 _MOST_MOVES = 500
@@ -216,8 +216,7 @@ def health(material: Material) -> Html:
     columns = _Columns(material, axis)
     figures: list[Html] = []
     unmeasured: list[str] = []
-    vitals = (_policy_vitals, _sample_vitals, _trust_vitals, _machine_vitals)
-    for vital in (vital for group in vitals for vital in group(columns)):
+    for vital in [*_policy_vitals(columns), *_sample_vitals(columns), *_machine_vitals(columns)]:
         if all(value is None for line in vital.lines for value in line.values):
             unmeasured.append(vital.title)
         else:
@@ -231,6 +230,20 @@ def health(material: Material) -> Html:
         else None,
         lead="Numbers beside the names are of the latest step, or of the step you point at.",
     )
+
+
+def signs(material: Material) -> Html | None:
+    """The small charts of the watch over rewards: those that were measured."""
+    if not material.steps:
+        return None
+    axis = _axis(material)
+    measured = [
+        vital
+        for vital in _trust_vitals(_Columns(material, axis))
+        if any(value is not None for line in vital.lines for value in line.values)
+    ]
+    figures = [_figure(vital, axis) for vital in measured]
+    return tag("div", *figures, class_="charts") if figures else None
 
 
 def _figure(vital: _Vital, axis: Axis) -> Html:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.observe.report.curves import signs
 from headrace.observe.report.gather import Material
 from headrace.observe.report.markup import Html, Node, tag
 from headrace.observe.report.parts import absent, section, table
@@ -20,6 +21,7 @@ def trust(material: Material) -> Html:
         "trust",
         "Can the rewards be believed?",
         _alerts(material),
+        signs(material),
         _audits(material.env.get("audits")),
         lead="An alert says that reward may come from the judge instead of the task. An audit "
         "attacks a verifier with known tricks before anything is trained on its word.",
