@@ -1,4 +1,5 @@
-# `make quickstart` shows a real model learn; `make test` proves the machinery.
+# `make quickstart` shows a real model learn; `make test` proves the machinery, `make audit` the
+# verifiers.
 # Both make .venv when it is missing and install what they need.
 
 PYTHON ?= python3
@@ -7,7 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RUNS ?= runs
 
-.PHONY: quickstart test test-slow lint types unit browser compiler runtimes install clean
+.PHONY: quickstart test test-slow audit lint types unit browser compiler runtimes install clean
 
 install: $(STAMP)
 
@@ -36,6 +37,10 @@ unit: install browser compiler runtimes
 
 test-slow: install browser compiler runtimes
 	$(BIN)/pytest -m slow --timeout 3600
+
+# Every shipped verifier is attacked with everything known before anybody trains on its word.
+audit: install compiler runtimes
+	$(BIN)/headrace audit --all --quick
 
 # The report is tested in the browser that people will read it in.
 browser:

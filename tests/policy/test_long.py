@@ -206,6 +206,7 @@ print(resident() - before)
 """
 
 
+@pytest.mark.slow
 def test_memory_is_flat_over_many_steps_of_mixed_lengths() -> None:
     code = GROWTH.format(tests=str(Path(__file__).parents[1]))
     done = subprocess.run(

@@ -414,6 +414,7 @@ def test_specimens_are_judged_as_they_deserve() -> None:
     assert misjudged(specimens()) == {}
 
 
+@pytest.mark.slow
 @needs_boxes
 def test_no_trick_is_worth_anything() -> None:
     found = attempts_of("patch", specimens())
