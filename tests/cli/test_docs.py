@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -16,11 +18,14 @@ from headrace.configure import load_recipe, shipped_recipes
 from headrace.configure.schema import AXES
 from headrace.errors import Exit
 from headrace.recipe import PRESETS
+from headrace.verify import kinds
 
 DOCS = Path(__file__).parents[2] / "docs"
 CLI = (DOCS / "cli.md").read_text()
 RECIPES = (DOCS / "recipes.md").read_text()
 SANDBOXES = (DOCS / "sandboxes.md").read_text()
+VERIFIERS = (DOCS / "verifiers.md").read_text()
+AUDIT = (DOCS / "audit.md").read_text()
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -30,7 +35,7 @@ def blocks(text: str, language: str) -> list[str]:
 
 COMMANDS = [
     line
-    for text in (CLI, RECIPES, SANDBOXES)
+    for text in (CLI, RECIPES, SANDBOXES, VERIFIERS, AUDIT)
     for block in blocks(text, "console")
     for line in block.splitlines()
 ]
@@ -83,3 +88,13 @@ def test_the_starter_recipe_is_toml_of_what_the_docs_promise(tmp_path: Path) -> 
     assert headrace("init", str(tmp_path / "mine.toml")).code == 0
     starter = tomllib.loads((tmp_path / "mine.toml").read_text())
     assert starter["extends"] == "quickstart"
+
+
+def test_the_verifier_in_the_docs_judges_as_they_say() -> None:
+    (example,) = blocks(VERIFIERS, "python")
+    assert "assert verdict.score == 1.0" in example
+    subprocess.run([sys.executable, "-W", "error", "-c", example], check=True, timeout=120)
+
+
+def test_the_docs_name_every_kind_of_verifier() -> None:
+    assert [name for name in kinds.names() if f"`{name}`" not in VERIFIERS] == []
