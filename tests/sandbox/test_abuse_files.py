@@ -5,6 +5,7 @@ What moves files in and out does it as the sandbox's user, inside; see `oci.arch
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import tarfile
@@ -324,7 +325,6 @@ def test_times_and_sizes_that_cannot_be_are_errors_of_the_archive(cell: Cell) ->
         info = tarfile.TarInfo("file")
         info.pax_headers = header
         data = info.tobuf(tarfile.PAX_FORMAT) + bytes(2048)
-        try:
+        with contextlib.suppress(UsageError):
             cell.put(data)
-        except UsageError:
-            continue
+        cell.assert_well()

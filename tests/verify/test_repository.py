@@ -122,7 +122,8 @@ def test_a_diff_of_difflib_turns_the_old_text_into_the_new_one(
 @given(st.text(alphabet="-+ @/ab\n0123,\\", max_size=200))
 def test_no_text_makes_the_reader_raise_anything_else(text: str) -> None:
     with contextlib.suppress(TreeError):
-        apply({"a": "a\nb\n"}, parse("--- a/a\n+++ b/a\n" + text))
+        patched = apply({"a": "a\nb\n"}, parse("--- a/a\n+++ b/a\n" + text))
+        assert all(type(content) is str for content in patched.values())
 
 
 def test_changed_lines_count_what_was_added_and_removed() -> None:

@@ -69,6 +69,12 @@ def audit(
         reports = audit_targets.examine(catalogue, chosen, _plan(quick, tasks, repeats, seed))
     path = _write_page(html, reports, shipped())
     verdict = audit_targets.verdict(reports)
+    _say(reports, verdict, path, json=json)
+    if verdict != "pass":
+        raise typer.Exit(Exit.GATE if verdict == "fail" else Exit.INCONCLUSIVE)
+
+
+def _say(reports: list[AuditReport], verdict: str, path: Path, *, json: bool) -> None:
     if json:
         told = [report.to_json() for report in reports]
         one = told[0] if len(told) == 1 else {"verdict": verdict, "reports": told}
@@ -77,8 +83,6 @@ def audit(
         for line in _lines(reports):
             emit(line)
     tell(f"report: {path}")
-    if verdict != "pass":
-        raise typer.Exit(Exit.GATE if verdict == "fail" else Exit.INCONCLUSIVE)
 
 
 def register(app: typer.Typer) -> None:

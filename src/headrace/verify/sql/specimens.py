@@ -48,7 +48,7 @@ _RIDES_ROWS: list[Json] = [
 
 def specimens() -> Specimens:
     """The domain with which the kind is audited."""
-    return Specimens("sql-specimens", SqlAnswer(), (*_sqlite(), *_duckdb()))
+    return Specimens("sql-specimens", SqlAnswer(), (*_shop(), *_staff(), *_duckdb()))
 
 
 def _sql(statement: str) -> str:
@@ -72,7 +72,7 @@ def _specimen(
     )
 
 
-def _sqlite() -> tuple[Specimen, ...]:
+def _shop() -> tuple[Specimen, ...]:
     shop: dict[str, Json] = {"schema": _SHOP, "instances": _SHOPS}
     large = "SELECT c.name FROM customers c JOIN orders o ON o.customer = c.id WHERE o.total > 100"
     ranking = (
@@ -119,6 +119,11 @@ def _sqlite() -> tuple[Specimen, ...]:
             ),
             wrong=(f"{idle} id NOT IN (SELECT customer FROM orders)", f"{idle} city IS NULL"),
         ),
+    )
+
+
+def _staff() -> tuple[Specimen, ...]:
+    return (
         _specimen(
             "The average pay of every team: columns `team` and `average`.",
             {
