@@ -1,0 +1,417 @@
+"""Everything that moves items from one state to another, but for claims.
+
+Each function is the body of one transaction. Items that are looked at before they move are
+locked in the order of their ids, so that no two calls wait for each other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+
+from headrace.pipeline.broker.database import Database, Insert
+from headrace.pipeline.broker.items import Backpressure, Done, Lease, Limits, Retry, Work
+from headrace.pipeline.broker.ledger import Postings, open_bytes
+from headrace.pipeline.broker.schema import (
+    CANCELLED,
+    DEAD,
+    DONE,
+    LEASED,
+    READY,
+    WAITING,
+    is_leased,
+    items,
+)
+from headrace.pipeline.fair import Place
+
+__all__ = [
+    "cancel",
+    "commit",
+    "enqueue",
+    "expire",
+    "fail",
+    "forget",
+    "heartbeat",
+    "release",
+    "requeue_dead",
+    "reset",
+]
+
+_T = TypeVar("_T")
+_AT_ONCE = 50
+_EVIDENCE = 4000
+"""Characters kept of what one failure leaves."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """Where a row goes, and what is counted on the way."""
+
+    row: sa.Row[Any]
+    state: int
+    due: float | None
+    attempts: int
+    poisons: int
+    deaths: int
+    evidence: tuple[str, ...]
+
+
+def _ready_due(priority: int, now: float, limits: Limits) -> float | None:
+    return now + limits.aging_s if priority > 0 else None
+
+
+def _chunks(values: Sequence[_T]) -> Iterable[Sequence[_T]]:
+    return (values[start : start + _AT_ONCE] for start in range(0, len(values), _AT_ONCE))
+
+
+# --- in ------------------------------------------------------------------------------------
+
+
+def enqueue(
+    database: Database, connection: sa.Connection, works: Sequence[Work], now: float, limits: Limits
+) -> int:
+    """Insert what is new; Backpressure if that is more than may wait."""
+    postings = Postings()
+    new = _insert(database, connection, works, now, limits, postings)
+    for kind in sorted({work.kind for work in works}):
+        size = sum(change.size for change in postings.of(kind).values())
+        waiting, bound = open_bytes(connection, kind), limits.bound(kind)
+        if size and waiting and waiting + size > bound:
+            raise Backpressure(
+                f"{waiting:,} bytes of {kind!r} wait, {size:,} more make it over {bound:,}",
+                where=database.where,
+                hint="enqueue again once the workers have caught up, see room()",
+            )
+    postings.write(connection)
+    return new
+
+
+def _insert(
+    database: Database,
+    connection: sa.Connection,
+    works: Sequence[Work],
+    now: float,
+    limits: Limits,
+    postings: Postings,
+) -> int:
+    if not works:
+        return 0
+    rows = [_row(work, now, limits) for work in works]
+    new = connection.execute(_insert_new(database.insert), rows).all()
+    for row in new:
+        place = Place(row.priority, row.domain)
+        postings.move(row.kind, place, row.size, None, row.state)
+    return len(new)
+
+
+def _row(work: Work, now: float, limits: Limits) -> dict[str, object]:
+    waits = work.not_before > now
+    return {
+        "kind": work.kind,
+        "key": work.key,
+        "domain": work.domain,
+        "priority": work.priority,
+        "state": WAITING if waits else READY,
+        "since": now,
+        "due": work.not_before if waits else _ready_due(work.priority, now, limits),
+        "payload": work.payload,
+        "cost": work.cost,
+        "size": work.size,
+        "group_name": work.group,
+        "batch": work.batch,
+        "attempts": 0,
+        "poisons": 0,
+        "deaths": 0,
+    }
+
+
+# --- leases --------------------------------------------------------------------------------
+
+
+def heartbeat(connection: sa.Connection, leases: Sequence[Lease], until: float) -> list[Lease]:
+    """Lengthen leases to `until`; those that are lost."""
+    kept: set[int] = set()
+    for chunk in _chunks(leases):
+        told = {
+            "ids": [lease.id for lease in chunk],
+            "tokens": [lease.token for lease in chunk],
+            "until": until,
+        }
+        kept |= set(connection.execute(_BEAT, told).scalars())
+    return [lease for lease in leases if lease.token not in kept]
+
+
+def commit(
+    database: Database, connection: sa.Connection, dones: Sequence[Done], now: float, limits: Limits
+) -> list[Done]:
+    """Take results in and enqueue what follows; those whose lease was not valid any more."""
+    postings = Postings()
+    accepted: dict[int, Done] = {}
+    by_token = {done.lease.token: done for done in reversed(dones)}
+    for chunk in _chunks(list(by_token.values())):
+        told: dict[str, object] = {"now": now}
+        for n, done in enumerate(chunk):
+            told |= {f"id_{n}": done.lease.id, f"token_{n}": done.lease.token}
+            told[f"result_{n}"] = done.result
+        for row in connection.execute(_finish(len(chunk)), told):
+            done = accepted[row.token] = by_token[row.token]
+            place = Place(row.priority, row.domain)
+            cost = done.cost - row.cost
+            postings.move(row.kind, place, row.size, LEASED, DONE, cost=cost)
+    works = [work for done in accepted.values() for work in done.then]
+    _insert(database, connection, works, now, limits, postings)
+    postings.write(connection)
+    return [done for done in dones if accepted.get(done.lease.token) is not done]
+
+
+def fail(
+    connection: sa.Connection,
+    lease: Lease,
+    evidence: str,
+    now: float,
+    retry: Retry,
+    *,
+    poison: bool,
+) -> bool:
+    """Try again later, or never; whether it will be tried again."""
+    rows = _held(connection, lease)
+    moves = [_failed(row, evidence, now, retry, poison=poison) for row in rows]
+    _apply(connection, moves, now)
+    return any(move.state != DEAD for move in moves)
+
+
+def _failed(row: sa.Row[Any], evidence: str, now: float, retry: Retry, *, poison: bool) -> _Move:
+    poisons = row.poisons + poison
+    dead = row.attempts >= retry.attempts or poisons >= retry.poison_attempts
+    pause = retry.pause(f"{row.kind} {row.key}", row.attempts)
+    return _Move(
+        row,
+        DEAD if dead else WAITING,
+        None if dead else now + pause,
+        row.attempts,
+        poisons,
+        row.deaths,
+        _more_evidence(row, evidence),
+    )
+
+
+def release(connection: sa.Connection, lease: Lease, now: float, limits: Limits) -> bool:
+    """Give a lease back as if it had never been; whether it was valid."""
+    rows = _held(connection, lease)
+    _give_back(connection, rows, now, limits)
+    return bool(rows)
+
+
+def reset(connection: sa.Connection, prefix: str, now: float, limits: Limits) -> int:
+    """Void the leases of all workers whose names begin with `prefix`."""
+    mine = sa.func.substr(items.c.worker, 1, len(prefix)) == prefix
+    rows = _locked(connection, is_leased(items), mine)
+    _give_back(connection, rows, now, limits)
+    return len(rows)
+
+
+def _give_back(
+    connection: sa.Connection, rows: Sequence[sa.Row[Any]], now: float, limits: Limits
+) -> None:
+    moves = [
+        _Move(
+            row,
+            READY,
+            _ready_due(row.priority, now, limits),
+            row.attempts - 1,
+            row.poisons,
+            row.deaths,
+            evidence_of(row),
+        )
+        for row in rows
+    ]
+    _apply(connection, moves, now, refund=True)
+
+
+def expire(connection: sa.Connection, now: float, retry: Retry, limits: Limits) -> list[Lease]:
+    """End the leases whose time is over."""
+    rows = _locked(connection, is_leased(items), items.c.due <= now)
+    _apply(connection, [_died(row, now, retry, limits) for row in rows], now)
+    return [_lease(row) for row in rows]
+
+
+def _died(row: sa.Row[Any], now: float, retry: Retry, limits: Limits) -> _Move:
+    deaths = row.deaths + 1
+    dead = row.attempts >= retry.attempts or deaths >= retry.deaths
+    evidence = (
+        f"attempt {row.attempts}: the lease of worker {row.worker} ran out after "
+        f"{now - row.since:.1f} s without a result"
+    )
+    return _Move(
+        row,
+        DEAD if dead else READY,
+        None if dead else _ready_due(row.priority, now, limits),
+        row.attempts,
+        row.poisons,
+        deaths,
+        _more_evidence(row, evidence),
+    )
+
+
+def _lease(row: sa.Row[Any]) -> Lease:
+    return Lease(
+        id=row.id,
+        kind=row.kind,
+        key=row.key,
+        domain=row.domain,
+        payload=row.payload,
+        group=row.group_name,
+        batch=row.batch,
+        cost=row.cost,
+        token=row.token,
+        attempt=row.attempts,
+        worker=row.worker,
+        expires=row.due,
+    )
+
+
+# --- out and back --------------------------------------------------------------------------
+
+
+def cancel(connection: sa.Connection, chosen: Sequence[sa.ColumnElement[bool]], now: float) -> int:
+    """Cancel what has not ended; results of leased items will be fenced."""
+    rows = _locked(connection, *chosen, items.c.state <= LEASED)
+    moves = [
+        _Move(row, CANCELLED, None, row.attempts, row.poisons, row.deaths, evidence_of(row))
+        for row in rows
+    ]
+    _apply(connection, moves, now)
+    return len(moves)
+
+
+def requeue_dead(
+    connection: sa.Connection, chosen: Sequence[sa.ColumnElement[bool]], now: float, limits: Limits
+) -> int:
+    """Give dead items all their attempts back."""
+    rows = _locked(connection, *chosen, items.c.state == DEAD)
+    moves = [
+        _Move(row, READY, _ready_due(row.priority, now, limits), 0, 0, 0, evidence_of(row))
+        for row in rows
+    ]
+    _apply(connection, moves, now)
+    return len(moves)
+
+
+def forget(connection: sa.Connection, chosen: Sequence[sa.ColumnElement[bool]]) -> int:
+    """Delete what has ended."""
+    return connection.execute(sa.delete(items).where(*chosen, items.c.state > LEASED)).rowcount
+
+
+# --- the mechanics -------------------------------------------------------------------------
+
+
+def evidence_of(row: sa.Row[Any]) -> tuple[str, ...]:
+    return () if row.evidence is None else tuple(json.loads(row.evidence))
+
+
+def _more_evidence(row: sa.Row[Any], evidence: str) -> tuple[str, ...]:
+    """JSON escapes whatever a database could not hold."""
+    return (*evidence_of(row), evidence[:_EVIDENCE])
+
+
+def _locked(
+    connection: sa.Connection, *conditions: sa.ColumnElement[bool]
+) -> Sequence[sa.Row[Any]]:
+    found = sa.select(items).where(*conditions).order_by(items.c.id).with_for_update()
+    return connection.execute(found).all()
+
+
+def _held(connection: sa.Connection, lease: Lease) -> Sequence[sa.Row[Any]]:
+    """The row that `lease` is on, if it is valid."""
+    mine = items.c.id == lease.id, items.c.token == lease.token
+    return _locked(connection, is_leased(items), *mine)
+
+
+def _apply(
+    connection: sa.Connection, moves: Sequence[_Move], now: float, *, refund: bool = False
+) -> None:
+    """Write moves and post them; with `refund` what was charged at the claim is given back."""
+    if not moves:
+        return
+    postings = Postings()
+    for move in moves:
+        row = move.row
+        place = Place(row.priority, row.domain)
+        cost = -row.cost if refund else 0.0
+        postings.move(row.kind, place, row.size, row.state, move.state, cost=cost)
+    connection.execute(_MOVE, [_told(move, now) for move in moves])
+    postings.write(connection)
+
+
+def _told(move: _Move, now: float) -> dict[str, object]:
+    return {
+        "of": move.row.id,
+        "to": move.state,
+        "now": now,
+        "then": move.due,
+        "tried": move.attempts,
+        "poisoned": move.poisons,
+        "died": move.deaths,
+        "shown": json.dumps(move.evidence) if move.evidence else None,
+    }
+
+
+_MOVE = (
+    sa.update(items)
+    .where(items.c.id == sa.bindparam("of", type_=sa.BigInteger))
+    .values(
+        state=sa.bindparam("to"),
+        since=sa.bindparam("now"),
+        due=sa.bindparam("then"),
+        attempts=sa.bindparam("tried"),
+        poisons=sa.bindparam("poisoned"),
+        deaths=sa.bindparam("died"),
+        evidence=sa.bindparam("shown"),
+        token=None,
+    )
+)
+_BEAT = (
+    sa.update(items)
+    .where(
+        items.c.id.in_(sa.bindparam("ids", type_=sa.BigInteger, expanding=True)),
+        items.c.token.in_(sa.bindparam("tokens", type_=sa.BigInteger, expanding=True)),
+        is_leased(items),
+    )
+    .values(due=sa.bindparam("until"))
+    .returning(items.c.token)
+)
+
+
+@lru_cache(maxsize=2)
+def _insert_new(insert: Insert) -> sa.Executable:
+    returned = (items.c.kind, items.c.priority, items.c.domain, items.c.size, items.c.state)
+    return insert(items).on_conflict_do_nothing(index_elements=["key", "kind"]).returning(*returned)
+
+
+@lru_cache(maxsize=_AT_ONCE)
+def _finish(count: int) -> sa.Executable:
+    """End `count` leased items. A token is never another item's, so two lists name the pairs."""
+    ids = [sa.bindparam(f"id_{n}", type_=sa.BigInteger) for n in range(count)]
+    tokens = [sa.bindparam(f"token_{n}", type_=sa.BigInteger) for n in range(count)]
+    results = [sa.bindparam(f"result_{n}", type_=sa.Text) for n in range(count)]
+    told = [(items.c.token == token, to) for token, to in zip(tokens, results, strict=True)]
+    return (
+        sa.update(items)
+        .where(items.c.id.in_(ids), items.c.token.in_(tokens), is_leased(items))
+        .values(
+            state=DONE, due=None, since=sa.bindparam("now", type_=sa.Double), result=sa.case(*told)
+        )
+        .returning(
+            items.c.token,
+            items.c.kind,
+            items.c.priority,
+            items.c.domain,
+            items.c.cost,
+            items.c.size,
+        )
+    )
