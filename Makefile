@@ -8,7 +8,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RUNS ?= runs
 
-.PHONY: quickstart test test-slow audit lint types unit browser compiler runtimes install clean
+.PHONY: quickstart test test-slow audit lint types unit browser compiler runtimes databases \
+  install clean
 
 install: $(STAMP)
 
@@ -32,10 +33,10 @@ lint: install
 types: install
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-unit: install browser compiler runtimes
+unit: install browser compiler runtimes databases
 	$(BIN)/pytest -m "not slow"
 
-test-slow: install browser compiler runtimes
+test-slow: install browser compiler runtimes databases
 	$(BIN)/pytest -m slow --timeout 3600
 
 # Every shipped verifier is attacked with everything known before anybody trains on its word.
@@ -59,6 +60,12 @@ runtimes:
 	  [ -z "$$missing" ] || [ "$$(id -u)" != 0 ] || \
 	  { echo "installing$$missing (Debian)"; apt-get -qq update && \
 	    apt-get -qq install -y --no-install-recommends crun runc podman busybox-static >/dev/null; }
+
+# The queue is tested on both databases that it runs on; the tests start a server of their own.
+databases:
+	@ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || command -v postgres >/dev/null || \
+	  { echo "installing postgresql (Debian)"; apt-get -qq update && \
+	    apt-get -qq install -y --no-install-recommends postgresql >/dev/null; }
 
 clean:
 	rm -rf $(VENV) build dist

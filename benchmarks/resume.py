@@ -34,7 +34,7 @@ from headrace.store.checkpoints import Checkpoints
 from headrace.store.codec import trajectory_to_json
 from headrace.store.events import read_events
 from headrace.store.runs import RunDirectory
-from headrace.store.trajectories import WaveLog
+from headrace.store.trajectories import TrajectoryStore
 from headrace.types import Json, canonical_json
 
 RECIPE = """
@@ -237,8 +237,8 @@ def _outcome(run: Path) -> Outcome:
     state: dict[str, Json] = dict(latest.state)
     events = [event.fixed for event in read_events(directory.events_path)]
     waves: dict[str, Json] = {}
-    with WaveLog(directory.trajectories_path, read_only=True) as log:
-        for wave in log.iterate():
+    with TrajectoryStore(directory.trajectories_path, read_only=True) as store:
+        for wave in store.iterate():
             waves[wave.key] = [_timeless(trajectory_to_json(t)) for t in wave.trajectories]
     evaluations = {
         str(f.relative_to(run)): _sha(f.read_bytes())

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import ClassVar
 
 from headrace.observe.listener import QuietListener, StepLine
 from headrace.pipeline.session import RunResult, start
@@ -81,6 +86,57 @@ class Pack:
 
 
 pack = Pack()
+
+
+@dataclass(frozen=True)
+class Slow(ShareOfVowels):
+    """Takes half a second."""
+
+    def judge(self, task: Task, text: str) -> Verdict:
+        time.sleep(0.5)
+        return super().judge(task, text)
+
+
+GATE = threading.Event()
+
+
+class Gated(ShareOfVowels):
+    """Can judge only once the gate is open; does not wait for that for ever."""
+
+    def judge(self, task: Task, text: str) -> Verdict:
+        if not GATE.wait(10.0):
+            return Verdict(score=None, verifier=self.ref, evidence="shut", fault="verifier")
+        return super().judge(task, text)
+
+
+class Deadly(ShareOfVowels):
+    """Kills its own process where it is told to."""
+
+    def judge(self, task: Task, text: str) -> Verdict:
+        if text == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().judge(task, text)
+
+
+class TryingPack(Pack):
+    """The vowels with verifiers that are slow, wait for a gate, or kill their process."""
+
+    verifiers: ClassVar[Mapping[str, ShareOfVowels]] = {
+        "trying/slow": Slow(),
+        "trying/gated": Gated(),
+        "trying/deadly": Deadly(),
+    }
+
+    def names(self) -> Sequence[str]:
+        return list(self.verifiers)
+
+    def open(self, name: str) -> Vowels:
+        return Vowels(name, verifier=self.verifiers[name])
+
+
+trying = TryingPack()
+
+TRYING = [EntryPoint("trying", "pipeline_support:trying", "headrace.packs")]
 
 PACKS = [EntryPoint("vowels", "pipeline_support:pack", "headrace.packs")]
 

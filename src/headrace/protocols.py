@@ -25,6 +25,7 @@ from headrace.types import (
 )
 
 __all__ = [
+    "Answer",
     "Completion",
     "Domain",
     "Learner",
@@ -81,6 +82,15 @@ class Completion:
     support: Support | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The sequences of a request in the order of their seeds; `surplus` are those that were cut
+    short, or came too late, because enough others had ended."""
+
+    completions: list[Completion]
+    surplus: list[Completion]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSpec:
     """The loss a learner applies to every sample; the fields are orthogonal axes.
@@ -110,13 +120,17 @@ class LearnerReport:
     """What one forward_backward saw, over its whole batch.
 
     `loss` is the sum of the weighted `components`. Means run over the tokens that weigh
-    anything: `clipped_share` (0..1), `ratio_mean` and `ratio_max` of current to anchor
+    anything: `clipped_share` (0..1), `corrected_share` (truncated or masked by the off-policy
+    correction, 0..1), `effective_share` (effective sample size of the importance weights
+    learner / sampler, 0..1; 1 where both agree), `ratio_mean` and `ratio_max` of current to anchor
     policy, `kl_behaviour` (k3 estimate of sampler against learner, nats per token).
     """
 
     loss: float
     tokens: int
     clipped_share: float
+    corrected_share: float
+    effective_share: float
     ratio_mean: float
     ratio_max: float
     kl_behaviour: float

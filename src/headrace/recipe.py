@@ -132,6 +132,12 @@ class PlaySpec(_Part):
 
     An attempt ends at the model's own end tokens, or with one of `stop_strings`.
     `max_lag` is how many versions old a sample may be when it is trained on (0: synchronous).
+    `schedule` "lockstep" trains step s on batch s, played `max_lag` versions earlier: a resumed
+    run repeats to the bit. "free" samples without a pause, changes weights while attempts are
+    being written, and trains on what is ready: no slow attempt holds up the others. With `spare`
+    so many more attempts of each group are begun, and those that are not among the first
+    `group_size` to end are cancelled: faster, and biased towards the short, by how much is
+    reported. A wait in which nothing arrives for `patience` seconds ends the run (exit 5).
     """
 
     groups: Positive = 8
@@ -143,7 +149,10 @@ class PlaySpec(_Part):
     min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
     stop_strings: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     system_prompt: str | None = None
-    max_lag: Literal[0] = 0
+    max_lag: Annotated[int, Field(ge=0, le=64)] = 0
+    schedule: Literal["lockstep", "free"] = "lockstep"
+    spare: Annotated[int, Field(ge=0, le=64)] = 0
+    patience: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 3600.0
 
     def params(self) -> SamplingParams:
         return SamplingParams(
@@ -239,6 +248,21 @@ PRESETS: dict[str, dict[str, object]] = {
         "clip": "cispo",
         "clip_low": 1.0,
         "clip_high": 4.0,
+    },
+    "decoupled_ppo": {
+        "advantage": "grpo",
+        "aggregation": "token_mean",
+        "anchor": "proximal",
+        "correction": "token_tis",
+        "correction_high": 5.0,
+    },
+    "icepop": {
+        "advantage": "grpo",
+        "aggregation": "token_mean",
+        "anchor": "proximal",
+        "correction": "token_mask",
+        "correction_low": 0.5,
+        "correction_high": 5.0,
     },
 }
 """Named points in the space of axes; any key set beside `preset` overrides the preset's."""
@@ -377,7 +401,9 @@ class VerifySpec(_Part):
 
     `audit` "required": no domain is trained on whose verifier has no passing audit (one is run
     where none is recorded); "off" trains all the same, loudly, and the run says so for ever.
-    `workers` verdicts are worked on at once, `deadline` seconds each. Every `honeypot_every`
+    `workers` verdicts are worked on at once, `deadline` seconds each, by threads of the run's
+    process or by "processes" of their own, which are replaced when they die; at most `per_domain`
+    of them are of one domain (None: all but one, where there are several). Every `honeypot_every`
     steps one more group is played at a task with a planted wrong answer, and never trained on.
     An alert is raised where more than `alert_hacks` of a window's attempts tried a known trick,
     or took a bait.
@@ -385,6 +411,8 @@ class VerifySpec(_Part):
 
     audit: Literal["required", "off"] = "required"
     workers: Positive = 4
+    placement: Literal["threads", "processes"] = "threads"
+    per_domain: Positive | None = None
     deadline: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
     honeypot_every: Positive | None = 5
     alert_hacks: Annotated[float, Field(gt=0, le=1)] = 0.2

@@ -155,3 +155,38 @@ def test_a_recipe_json_of_a_run_starts_the_same_run_again(tmp_path: Path) -> Non
     results = {row["key"] for row in diff["results"]}
     assert {key for key in results if key.startswith(("reward", "heldout"))} == set()
     assert json.loads((second / "status.json").read_text())["state"] == "done"
+
+
+def test_a_run_answers_sql_and_says_what_it_waits_for(tmp_path: Path) -> None:
+    assert small_run(tmp_path).code == 0
+    asked = "select group_id, count(*) n from trajectories join consumed using (group_id) group by 1"
+    rows = headrace("show", "--runs", str(tmp_path), "--sql", asked, "--json").json
+    assert len(rows) == 6
+    assert {row["n"] for row in rows} == {4}
+    table = headrace("show", "--runs", str(tmp_path), "--sql", asked, "--limit", "2")
+    assert table.out.splitlines()[0].split() == ["group_id", "n"]
+    assert "only the first 2 rows" in table.err
+    refused = headrace("show", "--runs", str(tmp_path), "--sql", "drop table trajectories")
+    assert refused.code == Exit.USAGE
+    waits = headrace("show", "--runs", str(tmp_path), "--waits")
+    assert (waits.code, waits.out) == (0, "")
+    assert "nothing is waited for" in waits.err
+
+
+def test_stored_attempts_are_exported_judged_again_and_sealed(tmp_path: Path) -> None:
+    assert small_run(tmp_path).code == 0
+    out = tmp_path / "all.jsonl"
+    at = ("--runs", str(tmp_path))
+    done = headrace(
+        "data", "export", "latest", *at, "--where", "true", "--out", str(out), "--json"
+    ).json
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert done["rows"] == len(lines) > 0
+    assert [m["role"] for m in lines[0]["messages"]] == ["user", "assistant"]
+    again = headrace("data", "regrade", "latest", *at, "--json")
+    assert again.json == {"judged": 0, "same": 0}  # the same version has judged them all
+    sealed = headrace("data", "compact", "latest", *at, "--arrays-from", "3", "--json").json
+    assert sealed["sealed"]["segments"] == 1
+    assert sealed["freed"]["arrays"] > 0
+    counted = headrace("show", *at, "--sql", "select count(*) n from trajectories", "--json")
+    assert counted.json == [{"n": len(lines)}]

@@ -15,16 +15,16 @@ from headrace.pipeline.session import resume, start
 from headrace.policy.tiny import tiny_tokenizer
 from headrace.store.runs import RunDirectory
 from headrace.store.summary import summarise
-from headrace.store.trajectories import WaveLog
+from headrace.store.trajectories import TrajectoryStore
 from headrace.types import Trajectory
 from pipeline_support import PACKS, Recorder, events, recipe, run
 
 
 def waves(folder: Path) -> dict[str, list[Trajectory]]:
     """What was played to be trained on; honeypots are in waves of their own."""
-    with WaveLog(folder / "run" / "trajectories", read_only=True) as log:
-        played = {wave.key: wave.trajectories for wave in log.iterate()}
-    return {key: waves for key, waves in played.items() if not key.endswith(":honeypot")}
+    with TrajectoryStore(folder / "run" / "trajectories", read_only=True) as store:
+        played = {wave.key: wave.trajectories for wave in store.iterate()}
+    return {key: waves for key, waves in played.items() if "honeypot" not in key}
 
 
 def test_a_model_learns_what_is_rewarded(tmp_path: Path) -> None:

@@ -321,6 +321,7 @@ print(resident() - before)
 """
 
 
+@pytest.mark.slow
 def test_memory_is_flat_over_a_thousand_steps_of_mixed_lengths() -> None:
     code = _THOUSAND_STEPS.format(tests=str(Path(__file__).parents[1]))
     done = subprocess.run(

@@ -81,8 +81,11 @@ class LossTerms:
     else is a detached scalar tensor. `components` (policy, cross_entropy, kl, entropy) sum to
     the loss. `tokens` counts slots with any weight; `policy_tokens` those with a policy
     weight, over which `clipped` (the clip took the gradient away or, for cispo, cut the
-    weight), `ratio_sum`, `ratio_max` (0 without tokens) and `kl_behaviour_sum` (k3 estimates
-    of KL(behaviour || current), nats) run.
+    weight), `corrected` (the off-policy correction truncated or masked the token), `ratio_sum`,
+    `ratio_max` (0 without tokens), `kl_behaviour_sum` (k3 estimates of
+    KL(behaviour || current), nats) and the importance weights w = current / behaviour run:
+    `weight_sum`, `weight_square_sum` (their effective sample size is
+    weight_sum^2 / weight_square_sum: Kish 1965).
     """
 
     loss: Tensor
@@ -90,6 +93,9 @@ class LossTerms:
     tokens: Tensor
     policy_tokens: Tensor
     clipped: Tensor
+    corrected: Tensor
+    weight_sum: Tensor
+    weight_square_sum: Tensor
     ratio_sum: Tensor
     ratio_max: Tensor
     kl_behaviour_sum: Tensor
@@ -104,7 +110,7 @@ def objective(inputs: LossInputs, spec: LossSpec) -> LossTerms:
     on = inputs.policy_weight != 0
     logp = _only(inputs.logp, on)
     behaviour = _only(inputs.behaviour, on)
-    policy, ratio, clipped = _policy(inputs, spec, on, logp, behaviour)
+    policy, ratio, clipped, corrected = _policy(inputs, spec, on, logp, behaviour)
     off_policy = torch.exp(_bounded(logp.detach() - behaviour))
     cross_entropy = -inputs.cross_entropy_weight * _only(
         inputs.logp, inputs.cross_entropy_weight != 0
@@ -127,6 +133,9 @@ def objective(inputs: LossInputs, spec: LossSpec) -> LossTerms:
         tokens=counted.sum(),
         policy_tokens=on.sum(),
         clipped=(clipped & on).sum(),
+        corrected=(corrected & on).sum(),
+        weight_sum=_only(off_policy, on).sum(),
+        weight_square_sum=_only(off_policy.square(), on).sum(),
         ratio_sum=_only(ratio, on).sum(),
         ratio_max=torch.cat([_only(ratio, on), ratio.new_zeros(1)]).max(),
         kl_behaviour_sum=_k3(_bounded(behaviour - logp.detach())).sum(),
@@ -152,8 +161,8 @@ def _complete(inputs: LossInputs, spec: LossSpec) -> None:
 
 def _policy(
     inputs: LossInputs, spec: LossSpec, on: Tensor, logp: Tensor, behaviour: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Weighted loss [T], detached ratio [T], and where the clip acted [T] (bool)."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Weighted loss [T], detached ratio [T], where the clip and the correction acted [T] (bool)."""
     proximal = None if inputs.proximal is None else _only(inputs.proximal, on)
     anchor = behaviour
     if spec.anchor == "proximal" and proximal is not None:
@@ -166,10 +175,11 @@ def _policy(
         ratio = torch.exp(log_ratio)
     advantage = _only(inputs.advantage, on)
     loss, clipped = _clip(ratio, advantage, logp, spec)
-    weight = _only(inputs.policy_weight, on)
+    weight, corrected = _only(inputs.policy_weight, on), torch.zeros_like(on)
     if spec.correction != "none" and proximal is not None:
-        weight = weight * _correction(proximal - behaviour, inputs.sequence, on, spec)
-    return weight * loss, ratio.detach(), clipped
+        correction, corrected = _correction(proximal - behaviour, inputs.sequence, on, spec)
+        weight = weight * correction
+    return weight * loss, ratio.detach(), clipped, corrected
 
 
 def _clip(ratio: Tensor, advantage: Tensor, logp: Tensor, spec: LossSpec) -> tuple[Tensor, Tensor]:
@@ -189,8 +199,8 @@ def _clip(ratio: Tensor, advantage: Tensor, logp: Tensor, spec: LossSpec) -> tup
     return loss, clipped
 
 
-def _correction(gap: Tensor, sequence: Tensor, on: Tensor, spec: LossSpec) -> Tensor:
-    """Detached weight [T] for the mismatch `gap` = proximal - behaviour [T].
+def _correction(gap: Tensor, sequence: Tensor, on: Tensor, spec: LossSpec) -> tuple[Tensor, Tensor]:
+    """Detached weight [T] for the mismatch `gap` = proximal - behaviour [T], and where it cut.
 
     Truncated importance sampling per token, or by the product over the sequence; IcePop
     (zero outside the band) per token; or the geometric mean over the sequence as a gate for
@@ -200,13 +210,15 @@ def _correction(gap: Tensor, sequence: Tensor, on: Tensor, spec: LossSpec) -> Te
     gap = gap.detach()
     token = torch.exp(_bounded(gap))
     if spec.correction == "token_tis":
-        return token.clamp(max=high)
+        return token.clamp(max=high), token > high
     if spec.correction == "sequence_tis":
-        return torch.exp(_bounded(_sequence_sum(gap, sequence)))[sequence].clamp(max=high)
+        whole = torch.exp(_bounded(_sequence_sum(gap, sequence)))[sequence]
+        return whole.clamp(max=high), whole > high
     gate = token
     if spec.correction == "sequence_mask":
         gate = torch.exp(_bounded(_sequence_mean(gap, sequence, on)))
-    return torch.where((gate >= low) & (gate <= high), token, torch.zeros_like(token))
+    inside = (gate >= low) & (gate <= high)
+    return torch.where(inside, token, torch.zeros_like(token)), ~inside
 
 
 # --- regularisers --------------------------------------------------------------------------

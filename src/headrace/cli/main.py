@@ -12,7 +12,18 @@ import typer
 from typer.main import get_command
 
 from headrace import __version__
-from headrace.cli import audit, doctor, domains, init, models, recipes, runs, sandbox, verifiers
+from headrace.cli import (
+    audit,
+    data,
+    doctor,
+    domains,
+    init,
+    models,
+    recipes,
+    runs,
+    sandbox,
+    verifiers,
+)
 from headrace.cli.output import report
 from headrace.errors import HeadraceError, StorageError
 
@@ -33,6 +44,7 @@ init.register(app)
 app.add_typer(recipes.group, name="recipes")
 app.add_typer(models.group, name="models")
 app.add_typer(domains.group, name="domains")
+app.add_typer(data.group, name="data")
 audit.register(app)
 app.add_typer(verifiers.group, name="verifiers")
 app.add_typer(sandbox.group, name="sandbox")

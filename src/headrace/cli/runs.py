@@ -137,6 +137,18 @@ def show(
     open_report: Annotated[
         bool, typer.Option("--open", help="Open the report in the web browser.")
     ] = False,
+    sql: Annotated[
+        str | None,
+        typer.Option(
+            "--sql",
+            metavar="QUERY",
+            help="Ask DuckDB: views trajectories, verdicts, consumed, tasks.",
+        ),
+    ] = None,
+    waits: Annotated[
+        bool, typer.Option("--waits", help="What is waited for, on whom, since when.")
+    ] = False,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many rows of --sql.")] = 1000,
 ) -> None:
     """Show what a run has come to: held-out scores, rewards, speed, domains.
 
@@ -144,6 +156,8 @@ def show(
     Examples:
       headrace show latest
       headrace show 3fa2b1 --json
+      headrace show latest --waits
+      headrace show latest --sql "select domain, avg(score) from trajectories group by 1"
     """
     from headrace.cli.summaries import describe
     from headrace.errors import RunError
@@ -151,6 +165,14 @@ def show(
     from headrace.store.summary import summarise
 
     directory = find(runs, run)
+    if sql is not None or waits:
+        from headrace.cli import inside
+
+        if sql is not None:
+            inside.show_query(directory, sql, limit=limit, json=json)
+        if waits:
+            inside.show_waits(directory, json=json)
+        return
     summary = summarise(directory)
     if json:
         emit_json({**summary.to_json(), "path": str(directory.path)})

@@ -114,6 +114,11 @@ class TaskSource:
             hint="start it at a higher first_tier, or leave it out",
         )
 
+    def skip(self, task: Task) -> None:
+        """Count `task` as the one at `position`: it was drawn in an earlier life."""
+        self._position += 1
+        self._tallies[task.domain].drawn += 1
+
     def honeypot(self, number: int) -> Task | None:
         """The honeypot of that number (a step, say), None where no domain has one to offer.
 

@@ -38,11 +38,13 @@ class SamplerLike(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """`size` attempts at one task that will share a baseline."""
+    """`size` attempts at one task that will share a baseline: the first to end, where `spare`
+    more are begun."""
 
     id: str
     task: Task
     size: int
+    spare: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,23 +65,41 @@ class SingleTurn:
     ) -> list[Trajectory]:
         """All attempts of all groups, in order; unjudged."""
         started = time.perf_counter()
-        requests = [self._request(group) for group in groups]
+        requests = [self.request(group) for group in groups]
         completions = self.sampler.sample(requests, on_progress=on_progress)
         seconds = time.perf_counter() - started
         return [
-            self._trajectory(group, attempt, request.ids, completion, seconds)
+            trajectory
             for group, request, row in zip(groups, requests, completions, strict=True)
-            for attempt, completion in enumerate(row)
+            for trajectory in self.attempts(group, request, row, seconds)
         ]
 
-    def _request(self, group: Group) -> SampleRequest:
+    def request(self, group: Group) -> SampleRequest:
+        """What the sampler is asked for `group`."""
         limit = group.task.limits.new_tokens
         params = self.params if limit is None else _limited(self.params, limit)
         return SampleRequest(
             ids=self.renderer.prompt(group.task.messages, system=self.system_prompt),
-            seeds=tuple(attempt_seed(self.seed, group.id, a) for a in range(group.size)),
+            seeds=tuple(
+                attempt_seed(self.seed, group.id, a) for a in range(group.size + group.spare)
+            ),
             params=params,
         )
+
+    def attempts(
+        self,
+        group: Group,
+        request: SampleRequest,
+        completions: Sequence[Completion],
+        seconds: float,
+    ) -> list[Trajectory]:
+        """The attempts that the sampler's answer to `request` is; unjudged."""
+        return [
+            self._trajectory(
+                group, request.seeds.index(completion.seed), request.ids, completion, seconds
+            )
+            for completion in completions
+        ]
 
     def _trajectory(
         self, group: Group, attempt: int, prompt: Ids, completion: Completion, seconds: float

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from headrace.environments.single_turn import Group, OnProgress, SingleTurn
+from headrace.environments.single_turn import Group
 from headrace.errors import StorageError
 from headrace.evaluate.statistics import Difference, Estimate, mean_interval, paired_difference
 from headrace.types import Json, Task, Trajectory
-from headrace.verify.pool import VerificationPool
 
-__all__ = ["Evaluation", "Item", "compare", "evaluate"]
+__all__ = ["Evaluation", "Item", "compare", "groups_of"]
 
 FORMAT = 1
 
@@ -54,6 +53,19 @@ class Evaluation:
         """Mean score of all items, or of one domain's, with its interval."""
         chosen = [i.score for i in self.items if domain is None or i.domain == domain]
         return mean_interval(chosen, confidence)
+
+    @classmethod
+    def of(
+        cls, played: Sequence[Trajectory], *, step: int, version: int, weights: int
+    ) -> Evaluation:
+        """What the judged attempts at the held-out suite, one for each task, amount to."""
+        return cls(
+            suite="heldout",
+            step=step,
+            version=version,
+            weights=weights,
+            items=tuple(_item(trajectory) for trajectory in played),
+        )
 
     @property
     def domains(self) -> list[str]:
@@ -117,26 +129,9 @@ class Evaluation:
             raise StorageError(f"not an evaluation: {error}", where="evals") from error
 
 
-def evaluate(
-    tasks: Sequence[Task],
-    player: SingleTurn,
-    pool: VerificationPool,
-    *,
-    step: int,
-    version: int,
-    weights: int,
-    on_progress: OnProgress | None = None,
-) -> Evaluation:
-    """Play each task once with `player` (greedy by its parameters) and judge it in `pool`."""
-    groups = [Group(f"heldout.{task.id}", task, 1) for task in tasks]
-    played = pool.judge(player.play(groups, on_progress=on_progress))
-    return Evaluation(
-        suite="heldout",
-        step=step,
-        version=version,
-        weights=weights,
-        items=tuple(_item(trajectory) for trajectory in played),
-    )
+def groups_of(tasks: Sequence[Task]) -> list[Group]:
+    """Each task of a suite as one attempt at it."""
+    return [Group(f"heldout.{task.id}", task, 1) for task in tasks]
 
 
 def _item(trajectory: Trajectory) -> Item:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headrace.algorithms.credit import assemble, credit
-from headrace.environments.single_turn import Group
 from headrace.pipeline.run import Learned, Played, Run
 from headrace.protocols import LearnerReport, UpdateReport
 from headrace.types import Floats, Sample, Trajectory
@@ -19,51 +18,33 @@ from headrace.types import Floats, Sample, Trajectory
 __all__ = ["train"]
 
 
-def train(run: Run) -> str:
+async def train(run: Run) -> str:
     """Train until the recipe's steps are done or its tasks are mastered; says which."""
+    await run.begin()
     if run.step == 0:
-        run.evaluate_if_due()
+        await run.evaluate_if_due()
     while run.outcome is None:
         run.begin_step()
-        played = play(run)
+        played = await play(run)
         learned = learn(run, played.effective)
         run.record(played, learned)
         run.conclude(played)
-        run.evaluate_if_due()
+        await run.evaluate_if_due()
         run.checkpoint_if_due()
     return run.outcome
 
 
-def play(run: Run) -> Played:
-    """Admit groups, play and judge them, and refill the slots of those that teach nothing."""
+async def play(run: Run) -> Played:
+    """Have groups played and judged, by now or ahead of time; refill those that teach nothing."""
+    await run.supply.ahead(run.step)
     everything, effective = list[Trajectory](), list[Trajectory]()
     while missing := run.groups_missing(everything, effective):
-        wave = run.wave_key()
-        groups = [admit(run, wave, index) for index in range(missing)]
-        attempts = attempt(run, wave, groups)
-        run.settle(wave, attempts)
-        everything += attempts
-        effective += run.effective(attempts)
-    honeypot = run.honeypot()  # measured, never trained on
-    baited = attempt(run, run.honeypot_wave, [honeypot]) if honeypot else []
+        wave = await run.supply.wave(run.step, missing)
+        run.settle(wave)
+        everything += wave.attempts
+        effective += wave.trained
+    baited = await run.supply.honeypots(run.step)  # measured, never trained on
     return Played(everything, effective, baited)
-
-
-def attempt(run: Run, wave: str, groups: list[Group]) -> list[Trajectory]:
-    """Play and judge the groups of a wave, unless an earlier life of the run has done it."""
-    attempts = run.recorded(wave, groups)
-    if attempts is None:
-        played = run.player.play(groups, on_progress=run.sampling)
-        attempts = run.judges.judge(played, run.judging)
-        run.keep(wave, attempts)
-    return attempts
-
-
-def admit(run: Run, wave: str, index: int) -> Group:
-    """Draw the next task and take a slot for its group."""
-    group = Group(f"{wave}.{index}", run.source.next(), run.recipe.play.group_size)
-    run.slots.admit(group.id, run.policy.version)
-    return group
 
 
 def learn(run: Run, attempts: list[Trajectory]) -> Learned:
@@ -76,15 +57,16 @@ def learn(run: Run, attempts: list[Trajectory]) -> Learned:
         kl_coefficient=run.kl.coefficient,
         entropy_coefficient=run.entropy.coefficient,
     )
+    trained_on = run.policy.version
     reports, updates = list[LearnerReport](), list[UpdateReport]()
     for batch in anchored(run, earned.batches):
         reports.append(run.learner.forward_backward(batch, run.recipe.algorithm.loss()))
         updates.append(run.learner.optim_step())
-    run.release(attempts)
     if updates:
         run.learner.publish()
+    run.supply.release(attempts, trained_on)
     run.steer(attempts, earned)
-    return Learned(earned, reports, updates)
+    return Learned(earned, trained_on, reports, updates)
 
 
 def reference(run: Run, attempts: list[Trajectory]) -> dict[str, Floats] | None:

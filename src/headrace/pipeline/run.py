@@ -1,8 +1,7 @@
 """A run in progress: the parts that the loop's verbs act on, and the books that are kept.
 
-What may be repeated after a kill is decided here: a wave is on disk before anything depends
-on it and is never played twice; an event is written once; a checkpoint holds everything that
-the next step depends on.
+What may be repeated after a kill is decided here: an event is written once; a checkpoint holds
+everything that the next step depends on.
 """
 
 from __future__ import annotations
@@ -12,17 +11,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headrace.algorithms.advantages import has_spread
 from headrace.algorithms.control import EntropyController, KlController
 from headrace.algorithms.credit import Credit
 from headrace.data.source import TaskSource
-from headrace.environments.single_turn import Group, SingleTurn
-from headrace.errors import Interrupted, StorageError
-from headrace.evaluate.heldout import Evaluation, compare, evaluate
+from headrace.errors import Interrupted
+from headrace.evaluate.heldout import Evaluation, compare, groups_of
 from headrace.evaluate.statistics import Difference
 from headrace.observe.listener import Listener, StepLine
+from headrace.pipeline.flow import Flow
 from headrace.pipeline.slots import Slots
-from headrace.pipeline.stats import domain_payload, entropy_of, learning_payload, play_payload
+from headrace.pipeline.stats import (
+    Surplus,
+    domain_payload,
+    entropy_of,
+    lag_payload,
+    learning_payload,
+    play_payload,
+)
+from headrace.pipeline.supply import Supply, Wave
 from headrace.pipeline.vigil import Vigil
 from headrace.pipeline.watch import Alert, Watch
 from headrace.policy.engine import TorchPolicy
@@ -33,9 +39,8 @@ from headrace.store.checkpoints import Checkpoints
 from headrace.store.events import EventLog
 from headrace.store.files import read_json, write_json_atomic
 from headrace.store.runs import RunDirectory
-from headrace.store.trajectories import WaveLog
+from headrace.store.trajectories import TrajectoryStore
 from headrace.types import Json, Task, Trajectory
-from headrace.verify.pool import VerificationPool
 
 __all__ = ["Books", "Learned", "Played", "Run"]
 
@@ -46,7 +51,7 @@ class Books:
 
     directory: RunDirectory
     events: EventLog
-    waves: WaveLog
+    store: TrajectoryStore
     checkpoints: Checkpoints
 
 
@@ -61,9 +66,10 @@ class Played:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What credit made of a step's attempts, and the updates that came of it."""
+    """What credit made of a step's attempts, the version learned from it, and the updates."""
 
     credit: Credit
+    version: int
     reports: list[LearnerReport]
     updates: list[UpdateReport]
 
@@ -82,28 +88,31 @@ class Run:
     policy: TorchPolicy
     learner: TorchLearner
     source: TaskSource
-    judges: VerificationPool
-    player: SingleTurn
-    examiner: SingleTurn
+    supply: Supply
+    flow: Flow
     heldout: Sequence[Task]
     slots: Slots
     kl: KlController
     entropy: EntropyController
     vigil: Vigil
     watch: Watch
+    surplus: Surplus
     stop_requested: Callable[[], bool]
     step: int = 0
     outcome: str | None = None
     reference_moved: bool = False
-    _wave: int = 0
     _ready: float = field(default_factory=time.perf_counter)
     _began: float = 0.0
     _played: float = 0.0
-    _fresh: int = 0
+    _replayed: int = 0
     _score: float | None = None
     _best: tuple[int, float] | None = None
 
     # --- a step --------------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """Take up what an earlier life of the run left, and start to play."""
+        await self.supply.begin()
 
     def begin_step(self) -> None:
         """Start the next step, or stop here if that was asked for."""
@@ -116,8 +125,7 @@ class Run:
                 hint=f"headrace resume {self.books.directory.path}",
             )
         self.step += 1
-        self._wave = 0
-        self._fresh = 0
+        self._replayed = 0
         self._began = time.perf_counter()
 
     def groups_missing(
@@ -131,54 +139,22 @@ class Run:
         budget = int(algorithm.refill_limit * wanted) - len(everything) // size
         return max(0, min(wanted - len(effective) // size, budget))
 
-    def wave_key(self) -> str:
-        """The name of the step's next wave."""
-        key = f"{self.step:06d}:{self._wave}"
-        self._wave += 1
-        return key
-
-    def recorded(self, wave: str, groups: Sequence[Group]) -> list[Trajectory] | None:
-        """The wave's attempts if they are on disk from an earlier life of the run."""
-        attempts = self.books.waves.wave(wave)
-        if attempts is None:
-            return None
-        told = [t.task.id for t in attempts]
-        drawn = [group.task.id for group in groups for _ in range(group.size)]
-        if told != drawn:
-            raise StorageError(
-                f"wave {wave} holds other tasks than the source draws now",
-                where=str(self.books.waves.directory),
-                hint="was a task pack upgraded since? install the version in env.json, "
-                "or start a new run",
-            )
-        return attempts
-
-    def sampling(self, done: int, total: int) -> None:
-        self.listener.progress("sampling", done, total)
-
-    def judging(self, done: int, total: int) -> None:
-        self.listener.progress("judging", done, total)
-
-    def keep(self, wave: str, attempts: Sequence[Trajectory]) -> None:
-        """Put a judged wave on disk."""
-        self.books.waves.append_wave(wave, attempts)
-        self._fresh += len(attempts)
-
-    def settle(self, wave: str, attempts: Sequence[Trajectory]) -> None:
-        """Note a wave that is on disk and tell the curriculum what each group scored."""
+    def settle(self, wave: Wave) -> None:
+        """Note what a step has taken and tell the curriculum what each group scored."""
         self._played = time.perf_counter() - self._began
+        self._replayed += wave.replayed
         self.books.events.append(
             "wave",
             self.step,
             {
-                "wave": wave,
-                "groups": len(_by_group(attempts)),
-                "trajectories": len(attempts),
-                "unscored": sum(t.score is None for t in attempts),
+                "wave": wave.key,
+                "groups": len(wave.groups),
+                "trajectories": len(wave.attempts),
+                "unscored": sum(t.score is None for t in wave.attempts),
             },
             {"since_ready": time.perf_counter() - self._ready},
         )
-        for group in _by_group(attempts):
+        for group in wave.groups:
             task = group[0].task
             for move in self.source.record(task.domain, task.tier, [t.score for t in group]):
                 self.books.events.append(
@@ -196,44 +172,12 @@ class Run:
                     f"at a pass rate of {move.pass_rate:.2f}"
                 )
 
-    def honeypot(self) -> Group | None:
-        """The step's honeypot group, if one is due and a domain has one to offer."""
-        every = self.recipe.verify.honeypot_every
-        if every is None or self.step % every != 1 % every:
-            return None
-        task = self.source.honeypot(self.step)
-        group_id = f"{self.honeypot_wave}.0"
-        return None if task is None else Group(group_id, task, self.recipe.play.group_size)
-
-    @property
-    def honeypot_wave(self) -> str:
-        """The name of the wave of the step's honeypot."""
-        return f"{self.step:06d}:honeypot"
-
     def _alert(self, alerts: Sequence[Alert]) -> None:
         for alert in alerts:
             self.books.events.append(
                 "alert", self.step, {"alert": alert.kind, "message": alert.message}
             )
             self.listener.warning(f"alert ({alert.kind}): {alert.message}")
-
-    def effective(self, attempts: Sequence[Trajectory]) -> list[Trajectory]:
-        """The attempts of the groups that are trained on; the others give their slot back."""
-        if not self.recipe.algorithm.dynamic_sampling:
-            return list(attempts)
-        kept: list[Trajectory] = []
-        for group in _by_group(attempts):
-            if has_spread([t.score for t in group]):
-                kept += group
-            else:
-                judged = any(t.score is not None for t in group)
-                self.slots.rejected(group[0].group, "no spread" if judged else "unjudged")
-        return kept
-
-    def release(self, attempts: Sequence[Trajectory]) -> None:
-        """Give back the slots of groups that were trained on."""
-        for group in _by_group(attempts):
-            self.slots.trained(group[0].group, self.policy.version)
 
     def steer(self, attempts: Sequence[Trajectory], credit: Credit) -> None:
         """Move the KL and entropy coefficients, and the reference where it is due."""
@@ -262,6 +206,7 @@ class Run:
             "kl_coefficient": self.kl.coefficient,
             "entropy_coefficient": self.entropy.coefficient,
             "domains": domain_payload(attempts, self.source.status()),
+            "lag": lag_payload(played.effective, learned.version),
             "slots": self.slots.ledger(),
             "watch": self.watch.payload(attempts, played.baited),
         }
@@ -273,7 +218,8 @@ class Run:
             "since_ready": now - self._ready,
             "samples_per_second": len(attempts) / seconds,
             "tokens_per_second": tokens / seconds,
-            "replayed": float(len(attempts) + len(played.baited) - self._fresh),
+            "replayed": float(self._replayed),
+            **self.surplus.timing(attempts),
         }
         self.books.events.append("step", self.step, payload, timing)
         self.books.directory.set_status("running", step=self.step, steps=self.recipe.steps)
@@ -308,33 +254,25 @@ class Run:
 
     # --- evaluation ----------------------------------------------------------------------
 
-    def evaluate_if_due(self) -> None:
+    async def evaluate_if_due(self) -> None:
         """Play the held-out suite before training, every so many steps, and at the end."""
         every = self.recipe.evaluate.every
         last = self.outcome is not None
         due = self.step == 0 or last or (every is not None and self.step % every == 0)
         if not self.heldout or not due:
             return
-        evaluation = self._evaluation()
+        evaluation = await self._evaluation()
         self._score = evaluation.estimate(self.recipe.evaluate.confidence).score
         if last:
             self._compare(evaluation)
 
-    def _evaluation(self) -> Evaluation:
+    async def _evaluation(self) -> Evaluation:
         started = time.perf_counter()
         path = self.evaluation_path(self.step)
         evaluation = Evaluation.from_json(read_json(path)) if path.exists() else None
         weights = self.policy.fingerprint()
         if evaluation is None or evaluation.weights != weights:
-            evaluation = evaluate(
-                self.heldout,
-                self.examiner,
-                self.judges,
-                step=self.step,
-                version=self.policy.version,
-                weights=weights,
-                on_progress=lambda done, total: self.listener.progress("held-out", done, total),
-            )
+            evaluation = await self._examine(weights)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json_atomic(path, evaluation.to_json())
         payload = evaluation.payload(self.recipe.evaluate.confidence)
@@ -346,6 +284,17 @@ class Run:
         )
         self._alert(self.watch.evaluated(self._against_best(evaluation)))
         return evaluation
+
+    async def _examine(self, weights: int) -> Evaluation:
+        """Play the held-out tasks, with one version of the weights and in no slot."""
+        groups = groups_of(self.heldout)
+        self.flow.admit(groups, purpose="evaluate", batch=f"heldout:{self.step:06d}")
+        await self.flow.play(f"heldout:{self.step:06d}")
+        names = [group.id for group in groups]
+        await self.flow.ready(names)
+        return Evaluation.of(
+            self.flow.take(names), step=self.step, version=self.policy.version, weights=weights
+        )
 
     def _against_best(self, evaluation: Evaluation) -> Difference | None:
         """What changed since the best evaluation so far, which this one may become."""
@@ -405,7 +354,7 @@ class Run:
             "outcome": self.outcome,
             "events": self.books.events.seq,
             "source": self.source.state(),
-            "slots": self.slots.ledger(),
+            "supply": self.supply.state(),
             "kl": self.kl.state(),
             "entropy": self.entropy.state(),
             "vigil": self.vigil.state(),
@@ -421,7 +370,7 @@ class Run:
         self.outcome = state["outcome"]
         self.books.events.rewind(int(state["events"]))
         self.source.restore(state["source"])
-        self.slots.restore(state["slots"])
+        self.supply.restore(state["supply"], self.step)
         self.kl.restore(state["kl"])
         self.entropy.restore(state["entropy"])
         self.vigil.restore(state["vigil"])
@@ -429,10 +378,3 @@ class Run:
         self._score = state["score"]
         self.watch.restore(state["watch"])
         self._best = None if state["best"] is None else (state["best"][0], state["best"][1])
-
-
-def _by_group(attempts: Sequence[Trajectory]) -> list[list[Trajectory]]:
-    groups: dict[str, list[Trajectory]] = {}
-    for trajectory in attempts:
-        groups.setdefault(trajectory.group, []).append(trajectory)
-    return list(groups.values())

@@ -6,13 +6,15 @@ is not there. Afterwards every end, good or bad, leaves a status that says what 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import platform
 import signal
 import sys
 import threading
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib import metadata
 from importlib.metadata import EntryPoint
@@ -29,15 +31,25 @@ from headrace.data.packs import Catalogue
 from headrace.data.render import Renderer, Tokenizer
 from headrace.data.source import TaskSource
 from headrace.environments.single_turn import SingleTurn
+from headrace.environments.streaming import Stream
 from headrace.errors import HeadraceError, Interrupted, RunError
 from headrace.observe.listener import Listener, StageProgress
 from headrace.observe.logfile import LoggedListener
 from headrace.observe.metrics import write_metrics
 from headrace.observe.report import write_report
+from headrace.pipeline.broker import Broker, Retry, open_broker
+from headrace.pipeline.clock import Clock, SystemClock
+from headrace.pipeline.flow import Flow, FlowSpec
+from headrace.pipeline.judging import Judges, ThreadJudges, processes
+from headrace.pipeline.lengths import Lengths
 from headrace.pipeline.loop import train
 from headrace.pipeline.run import Books, Run
 from headrace.pipeline.slots import Slots
+from headrace.pipeline.stages import LocalStages
+from headrace.pipeline.stats import Surplus
+from headrace.pipeline.supply import Supply
 from headrace.pipeline.vigil import Vigil
+from headrace.pipeline.waits import Waits
 from headrace.pipeline.watch import Watch
 from headrace.policy.engine import TorchPolicy
 from headrace.policy.learner import TorchLearner
@@ -49,7 +61,7 @@ from headrace.recipe import Recipe
 from headrace.store.checkpoints import Checkpoints
 from headrace.store.events import EventLog
 from headrace.store.runs import RunDirectory
-from headrace.store.trajectories import WaveLog
+from headrace.store.trajectories import TrajectoryStore
 from headrace.types import Json, Task
 from headrace.verify.audit import ensure_audited
 from headrace.verify.cache import DiskCache
@@ -77,6 +89,7 @@ class _Parts:
     source: TaskSource
     heldout: list[Task]
     audits: Json
+    packs: list[EntryPoint] | None
 
 
 def start(
@@ -94,14 +107,15 @@ def start(
     Raises RecipeError, ModelError or RunError before anything is created; later errors leave
     a run that says "failed" and keeps everything it has acknowledged.
     """
-    with Catalogue(packs) as catalogue:
+    points = None if packs is None else list(packs)
+    with Catalogue(points) as catalogue:
         if directory is not None and directory.exists() and any(directory.iterdir()):
             raise RunError(
                 f"{directory} is not empty",
                 where="--dir",
                 hint=f"headrace resume {directory}, or name another directory",
             )
-        parts = _prepare(recipe, catalogue, listener)
+        parts = _prepare(recipe, catalogue, listener, points)
         run_directory = RunDirectory.create(
             runs,
             recipe.model_dump(mode="json"),
@@ -123,11 +137,14 @@ def resume(
     if status.state == "done":
         return RunResult(path, "done", f"{status.reason}; nothing is left to do")
     recipe = parse_recipe(directory.recipe(), where=str(path / "recipe.json"))
-    with directory.lock(), Catalogue(packs) as catalogue:
-        return _drive(directory, _prepare(recipe, catalogue, listener), listener)
+    points = None if packs is None else list(packs)
+    with directory.lock(), Catalogue(points) as catalogue:
+        return _drive(directory, _prepare(recipe, catalogue, listener, points), listener)
 
 
-def _prepare(recipe: Recipe, catalogue: Catalogue, listener: Listener) -> _Parts:
+def _prepare(
+    recipe: Recipe, catalogue: Catalogue, listener: Listener, packs: list[EntryPoint] | None
+) -> _Parts:
     _configure_torch(recipe)
     specs = catalogue.resolve(recipe.tasks.domains)
     spec = recipe.tasks.model_copy(update={"domains": tuple(specs)})
@@ -138,7 +155,7 @@ def _prepare(recipe: Recipe, catalogue: Catalogue, listener: Listener) -> _Parts
     loaded = load(recipe.model.source, progress=StageProgress(listener))
     listener.phase("drawing the held-out tasks")
     heldout = source.heldout(recipe.evaluate.items, recipe.evaluate.tiers)
-    return _Parts(recipe, loaded, domains, source, heldout, audits)
+    return _Parts(recipe, loaded, domains, source, heldout, audits, packs)
 
 
 def _audited(recipe: Recipe, domains: Mapping[str, Domain], listener: Listener) -> Json:
@@ -190,7 +207,18 @@ def _train(directory: RunDirectory, parts: _Parts, listener: Listener) -> str:
         _judges(directory, parts, listener) as judges,
         _safe_stop(listener) as stop_requested,
     ):
-        run = _assemble(parts, books, judges, listener, stop_requested)
+        return asyncio.run(_flowing(parts, books, judges, listener, stop_requested))
+
+
+async def _flowing(
+    parts: _Parts,
+    books: Books,
+    judges: VerificationPool,
+    listener: Listener,
+    stop_requested: StopRequested,
+) -> str:
+    recipe = parts.recipe
+    async with _assembled(parts, books, judges, listener, stop_requested) as run:
         if run.step == 0:
             told = {
                 "recipe": recipe.name,
@@ -201,7 +229,7 @@ def _train(directory: RunDirectory, parts: _Parts, listener: Listener) -> str:
             }
             books.events.append("run_started", 0, told)
         listener.phase("training")
-        reason = train(run)
+        reason = await train(run)
         books.events.append("run_finished", run.step, {"reason": reason, "steps": run.step})
         return reason
 
@@ -210,10 +238,10 @@ def _train(directory: RunDirectory, parts: _Parts, listener: Listener) -> str:
 def _books(directory: RunDirectory, recipe: Recipe) -> Generator[Books]:
     with (
         EventLog(directory.events_path, strict=recipe.deterministic) as events,
-        WaveLog(directory.trajectories_path) as waves,
+        TrajectoryStore(directory.trajectories_path) as store,
     ):
         checkpoints = Checkpoints(directory.checkpoints_path, recipe.checkpoint.keep)
-        yield Books(directory, events, waves, checkpoints)
+        yield Books(directory, events, store, checkpoints)
 
 
 @contextlib.contextmanager
@@ -235,13 +263,15 @@ def _judges(
         yield pool
 
 
-def _assemble(
+@contextlib.asynccontextmanager
+async def _assembled(
     parts: _Parts,
     books: Books,
     judges: VerificationPool,
     listener: Listener,
     stop_requested: StopRequested,
-) -> Run:
+) -> AsyncGenerator[Run]:
+    """The run with all its parts, after its last checkpoint, while it is in flow."""
     recipe = parts.recipe
     policy = TorchPolicy(parts.loaded, recipe.model)
     if recipe.algorithm.kl.place != "none" or recipe.algorithm.kl.measure:
@@ -251,6 +281,81 @@ def _assemble(
     )
     sampler = TorchSampler(policy, recipe.sampler)
     listener.note(f"sampling with the {sampler.engine} engine")
+    clock, lengths = SystemClock(), Lengths(recipe.play.max_new_tokens)
+    slots = Slots(groups_per_step=recipe.play.groups, max_lag=recipe.play.max_lag)
+    async with contextlib.AsyncExitStack() as stack:
+        broker = stack.enter_context(_broker(books.directory, parts, clock))
+        threads = stack.enter_context(_threads(recipe.verify.workers))
+        judging: Judges = ThreadJudges(judges, threads)
+        if recipe.verify.placement == "processes":
+            logs = books.directory.logs_path / "latest"
+            judging = await stack.enter_async_context(
+                processes(recipe.verify, packs=parts.packs, clock=clock, logs=logs)
+            )
+        stages = _stages(parts, sampler, judging, books, lengths, threads, listener)
+        surplus = Surplus()
+        stages.stream.surplus = surplus.note
+        flow = Flow(
+            FlowSpec(
+                inference=sampler.capacity,
+                verdicts=recipe.verify.workers,
+                verdicts_per_domain=_per_domain(recipe, len(parts.domains)),
+                patience_s=recipe.play.patience,
+            ),
+            stages,
+            broker,
+            clock,
+            Waits(clock, books.directory.path / "waits.json"),
+            arrived=lambda group, attempts: supply.arrived(group, attempts),
+        )
+        supply = Supply(
+            recipe=recipe,
+            source=parts.source,
+            slots=slots,
+            flow=flow,
+            store=books.store,
+            lengths=lengths,
+            version=lambda: policy.version,
+        )
+        run = Run(
+            recipe=recipe,
+            books=books,
+            listener=listener,
+            policy=policy,
+            learner=learner,
+            source=parts.source,
+            supply=supply,
+            flow=flow,
+            heldout=parts.heldout,
+            slots=slots,
+            kl=KlController(recipe.algorithm.kl),
+            entropy=EntropyController(recipe.algorithm.entropy),
+            vigil=Vigil(recipe.stop, batch_wide=recipe.algorithm.advantage == "reinforce++"),
+            watch=Watch(recipe.verify),
+            surplus=surplus,
+            stop_requested=stop_requested,
+        )
+        _continue(run)
+        await stack.enter_async_context(flow)
+        yield run
+
+
+def _per_domain(recipe: Recipe, domains: int) -> int:
+    """How many verdicts of one domain are worked on at once: one is left to the others."""
+    workers = recipe.verify.workers
+    return recipe.verify.per_domain or max(1, workers - (domains > 1))
+
+
+def _stages(
+    parts: _Parts,
+    sampler: TorchSampler,
+    judges: Judges,
+    books: Books,
+    lengths: Lengths,
+    threads: ThreadPoolExecutor,
+    listener: Listener,
+) -> LocalStages:
+    recipe = parts.recipe
     player = SingleTurn(
         sampler=sampler,
         renderer=Renderer(cast("Tokenizer", parts.loaded.tokenizer), parts.loaded.end_ids),
@@ -258,26 +363,35 @@ def _assemble(
         seed=recipe.seed,
         system_prompt=recipe.play.system_prompt,
     )
-    run = Run(
-        recipe=recipe,
-        books=books,
-        listener=listener,
-        policy=policy,
-        learner=learner,
-        source=parts.source,
-        judges=judges,
+    return LocalStages(
+        stream=Stream(sampler, lambda done, total: listener.progress("sampling", done, total)),
         player=player,
         examiner=replace(player, params=replace(player.params, temperature=0.0)),
-        heldout=parts.heldout,
-        slots=Slots(groups_per_step=recipe.play.groups, max_lag=recipe.play.max_lag),
-        kl=KlController(recipe.algorithm.kl),
-        entropy=EntropyController(recipe.algorithm.entropy),
-        vigil=Vigil(recipe.stop, batch_wide=recipe.algorithm.advantage == "reinforce++"),
-        watch=Watch(recipe.verify),
-        stop_requested=stop_requested,
+        judges=judges,
+        store=books.store,
+        lengths=lengths,
+        threads=threads,
     )
-    _continue(run)
-    return run
+
+
+@contextlib.contextmanager
+def _broker(directory: RunDirectory, parts: _Parts, clock: Clock) -> Generator[Broker]:
+    """The queue of this run's work; what it held is in the store too, should it be lost."""
+    broker = open_broker(f"sqlite:///{directory.path / 'queue.sqlite'}", clock=clock, retry=Retry())
+    with contextlib.closing(broker):
+        for domain in parts.recipe.tasks.domains:
+            broker.set_share(domain.name, domain.weight)
+        yield broker
+
+
+@contextlib.contextmanager
+def _threads(workers: int) -> Generator[ThreadPoolExecutor]:
+    """Threads that wait for verifiers and the disk; one that hangs is not waited for."""
+    threads = ThreadPoolExecutor(workers + 2, thread_name_prefix="headrace-stage")
+    try:
+        yield threads
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _continue(run: Run) -> None:

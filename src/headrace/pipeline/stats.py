@@ -10,10 +10,18 @@ import numpy as np
 
 from headrace.algorithms.credit import Credit
 from headrace.data.source import DomainStatus
-from headrace.protocols import LearnerReport, UpdateReport
+from headrace.environments.single_turn import Group
+from headrace.protocols import Completion, LearnerReport, UpdateReport
 from headrace.types import Json, Trajectory
 
-__all__ = ["domain_payload", "entropy_of", "learning_payload", "play_payload"]
+__all__ = [
+    "Surplus",
+    "domain_payload",
+    "entropy_of",
+    "lag_payload",
+    "learning_payload",
+    "play_payload",
+]
 
 
 def play_payload(trajectories: Sequence[Trajectory]) -> dict[str, Json]:
@@ -86,6 +94,8 @@ def learning_payload(
         "kl_reference": credit.reference_kl,
         "kl_behaviour": mean([report.kl_behaviour for report in reports]),
         "clipped_share": mean([report.clipped_share for report in reports]),
+        "corrected_share": mean([report.corrected_share for report in reports]),
+        "effective_share": mean([report.effective_share for report in reports]),
         "ratio_mean": mean([report.ratio_mean for report in reports]),
         "ratio_max": max((report.ratio_max for report in reports), default=None),
         "loss": mean([report.loss for report in reports]),
@@ -93,6 +103,48 @@ def learning_payload(
         "learning_rate": updates[-1].learning_rate if updates else None,
         "trained_tokens": tokens,
     }
+
+
+def lag_payload(trajectories: Sequence[Trajectory], version: int) -> dict[str, Json]:
+    """How many versions older than the weights trained on, `version`, the sampled tokens are.
+
+    Mean over tokens and the largest; a token of a lost future of the run counts as new.
+    """
+    spans = [span for t in trajectories for turn in t.turns for span in turn.versions]
+    tokens = sum(span.count for span in spans)
+    lags = [max(0, version - span.version) for span in spans]
+    weighted = sum(lag * span.count for lag, span in zip(lags, spans, strict=True))
+    return {"mean": weighted / tokens if tokens else 0.0, "max": max(lags, default=0)}
+
+
+class Surplus:
+    """Attempts that were begun and cancelled because enough siblings had ended, and the bias.
+
+    What is kept of a group is what ended first: the mean length of all that were begun is at
+    least that of kept ones and cancelled ones as far as these were written.
+    """
+
+    def __init__(self) -> None:
+        self._lengths: list[int] = []
+
+    def note(self, group: Group, cancelled: Sequence[Completion]) -> None:
+        del group
+        self._lengths += [len(completion.ids) for completion in cancelled]
+
+    def timing(self, kept: Sequence[Trajectory]) -> dict[str, float]:
+        """Since the last call: attempts and tokens cancelled, and by how many tokens at least
+        the attempts that are kept are too short on average."""
+        cancelled, self._lengths = self._lengths, []
+        if not cancelled or not kept:
+            return {}
+        lengths = [t.sampled_tokens for t in kept]
+        mean = sum(lengths) / len(lengths)
+        whole = (sum(lengths) + sum(cancelled)) / (len(lengths) + len(cancelled))
+        return {
+            "cancelled": float(len(cancelled)),
+            "cancelled_tokens": float(sum(cancelled)),
+            "length_bias": whole - mean,
+        }
 
 
 def domain_payload(

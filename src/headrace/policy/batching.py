@@ -142,6 +142,7 @@ class ContinuousBatch:
         self._decoder = decoder
         self._waiting: deque[_Waiting] = deque()
         self._branches: list[_Branch] = []
+        self._doomed: set[int] = set()
         self._rows = 0
         self._committed = 0
 
@@ -189,7 +190,42 @@ class ContinuousBatch:
         for branch, count in chosen:
             branch.stored += count
             self._index(branch, branch.stored // BLOCK)
-        return self._write([chosen[i][0] for i in ready], logits, version)
+        ended = self._write([chosen[i][0] for i in ready], logits, version)
+        return self._without_doomed(ended)
+
+    def _without_doomed(self, ended: list[Row]) -> list[Row]:
+        """The rows that somebody waits for; cancelled ones go once their prompt is computed."""
+        if not self._doomed:
+            return ended
+        mine = [b for b in self._branches if b.rows[0].request in self._doomed]
+        for branch in [b for b in mine if b.pending == 1]:
+            self._drop(branch)
+        kept = [row for row in ended if row.request not in self._doomed]
+        self._doomed &= {b.rows[0].request for b in self._branches}
+        return kept
+
+    def cancel(self, request: int) -> list[Row]:
+        """Let go of a request's rows; those that were still waiting or being written.
+
+        A prompt that is being computed is computed to its end, for others may have found it.
+        """
+        gone: list[Row] = []
+        for waiting in [w for w in self._waiting if w.rows[0].request == request]:
+            gone += waiting.rows
+            self._waiting.remove(waiting)
+        for branch in [b for b in self._branches if b.rows[0].request == request]:
+            gone += branch.rows
+            if branch.pending > 1:
+                self._doomed.add(request)
+            else:
+                self._drop(branch)
+        return gone
+
+    def _drop(self, branch: _Branch) -> None:
+        for row in branch.rows:
+            self._leave(row)
+        self._pool.release(branch.blocks)
+        self._branches.remove(branch)
 
     def abandon(self) -> None:
         """Let go of everything in flight."""
@@ -197,6 +233,7 @@ class ContinuousBatch:
             self._pool.release(branch.blocks)
         self._branches.clear()
         self._waiting.clear()
+        self._doomed.clear()
         self._rows = self._committed = 0
         self._pool.forget_all()  # some of what was findable may never have been computed
 

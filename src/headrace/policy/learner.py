@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -282,6 +282,24 @@ def _loss_inputs(
     )
 
 
+_SUMMED = (
+    "tokens",
+    "policy_tokens",
+    "clipped",
+    "corrected",
+    "weight_sum",
+    "weight_square_sum",
+    "ratio_sum",
+    "kl_behaviour_sum",
+)
+
+
+def _effective(sums: Mapping[str, float], count: float) -> float:
+    """Effective sample size of the importance weights as a share of the tokens (Kish 1965)."""
+    squares = sums["weight_square_sum"]
+    return sums["weight_sum"] ** 2 / (count * squares) if squares else 1.0
+
+
 class _Tally:
     """Sums over micro-batches, turned into means over the tokens of the whole batch."""
 
@@ -291,7 +309,7 @@ class _Tally:
         self._ratio_max = 0.0
 
     def add(self, terms: LossTerms) -> None:
-        for name in ("tokens", "policy_tokens", "clipped", "ratio_sum", "kl_behaviour_sum"):
+        for name in _SUMMED:
             self._sums[name] += float(getattr(terms, name))
         for name, value in terms.components.items():
             self._components[name] += float(value)
@@ -303,6 +321,8 @@ class _Tally:
             loss=sum(self._components.values()),
             tokens=int(self._sums["tokens"]),
             clipped_share=self._sums["clipped"] / count,
+            corrected_share=self._sums["corrected"] / count,
+            effective_share=_effective(self._sums, count),
             ratio_mean=self._sums["ratio_sum"] / count,
             ratio_max=self._ratio_max,
             kl_behaviour=self._sums["kl_behaviour_sum"] / count,

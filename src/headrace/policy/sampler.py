@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
 from typing import cast
 
 import torch
 
 from headrace.errors import ModelError, RecipeError
-from headrace.policy.batching import Batching, ContinuousBatch, Decoder, tail_blocks
+from headrace.policy.batching import Batching, ContinuousBatch, Decoder, Row, tail_blocks
 from headrace.policy.blocks import BLOCK, BlockPool
 from headrace.policy.engine import TorchPolicy
 from headrace.policy.flat import FlatBatch, Runner, Span
@@ -23,7 +24,7 @@ from headrace.policy.fused import FusedRunner, fits
 from headrace.policy.native import Unavailable, kernels
 from headrace.policy.paged import PagedRunner, cache_shapes
 from headrace.policy.recompute import RecomputeRunner
-from headrace.protocols import Completion, SampleRequest
+from headrace.protocols import Answer, Completion, SampleRequest
 from headrace.recipe import SamplerSpec
 
 __all__ = ["TorchSampler", "agrees", "choose_runner"]
@@ -31,6 +32,28 @@ __all__ = ["TorchSampler", "agrees", "choose_runner"]
 OnProgress = Callable[[int, int], None]
 
 _MEGABYTE = 1 << 20
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request in flight: its rows as they end, and the order in which they did."""
+
+    ticket: int
+    enough: int
+    rows: list[Completion | None]
+    order: list[int] = field(default_factory=list[int])
+
+    def end(self, row: Row) -> None:
+        self.rows[row.place] = row.completion()
+        self.order.append(row.place)
+
+    def answer(self) -> Answer:
+        first = set(self.order[: self.enough])
+        written = [(place, c) for place, c in enumerate(self.rows) if c is not None]
+        return Answer(
+            [c for place, c in written if place in first],
+            [c for place, c in written if place not in first],
+        )
 
 
 class TorchSampler:
@@ -60,6 +83,8 @@ class TorchSampler:
             cast("Decoder", policy.tokenizer),
         )
         self._gate = threading.RLock()
+        self._next = 0
+        self._open: dict[int, _Open] = {}
 
     @property
     def version(self) -> int:
@@ -108,30 +133,95 @@ class TorchSampler:
         `on_progress(done, total)` counts finished sequences. Refused with an error: an empty
         prompt, a token id that the model does not have, a prompt that leaves no room for
         `max_new_tokens` in the model's context, a sequence that alone exceeds the memory.
+        Requests that were submitted before go on beside these.
+        """
+        open_requests = [self._open[ticket] for ticket in self.submit(requests)]
+        total = sum(len(request.seeds) for request in requests)
+        told = 0
+        try:
+            while told < total:
+                self._pass()
+                done = sum(len(request.order) for request in open_requests)
+                if done > told and on_progress is not None:
+                    on_progress(done, total)
+                told = done
+        except BaseException:
+            self._abandon()
+            raise
+        for request in open_requests:
+            del self._open[request.ticket]
+        return [request.answer().completions for request in open_requests]
+
+    def submit(
+        self, requests: Sequence[SampleRequest], *, enough: Sequence[int] | None = None
+    ) -> list[int]:
+        """Queue prompts beside those in flight; their tickets, which `advance` will name.
+
+        A request is complete once `enough` of its sequences (None: all) have ended; the others
+        are cancelled then. Refuses what `sample` refuses, all of the requests or none.
         """
         self._check(requests)
         self.update()
-        total = sum(len(request.seeds) for request in requests)
-        results: list[list[Completion | None]] = [[None] * len(r.seeds) for r in requests]
-        for index, request in enumerate(requests):
+        wanted = [len(request.seeds) for request in requests] if enough is None else enough
+        tickets: list[int] = []
+        for request, count in zip(requests, wanted, strict=True):
+            ticket, self._next = self._next, self._next + 1
             stops = self._policy.end_ids | set(request.params.stop_ids)
-            self._batch.submit(index, request.ids, request.seeds, request.params, stops)
-        done = 0
+            self._open[ticket] = _Open(ticket, count, [None] * len(request.seeds))
+            self._batch.submit(ticket, request.ids, request.seeds, request.params, stops)
+            tickets.append(ticket)
+        return tickets
+
+    def advance(self) -> dict[int, Answer]:
+        """One forward pass; the submitted requests that are complete with it, by ticket."""
+        self.update()
+        touched = self._pass()
+        whole = [t for t in touched if len(self._open[t].order) >= self._open[t].enough]
+        return {ticket: self._close(ticket) for ticket in whole}
+
+    def cancel(self, ticket: int) -> None:
+        """Take a request back."""
+        self._close(ticket)
+
+    @property
+    def busy(self) -> bool:
+        """Whether any submitted sequence is not finished."""
+        return self._batch.busy
+
+    @property
+    def capacity(self) -> int:
+        """How many sequences are in flight at most."""
+        return self._spec.max_rows
+
+    def _pass(self) -> list[int]:
+        """One forward pass; the tickets of the sequences that ended, each once."""
         try:
-            while self._batch.busy:
-                with self._gate, torch.inference_mode():
-                    ended = self._batch.step(self._policy.version)
-                for row in ended:
-                    results[row.request][row.place] = row.completion()
-                done += len(ended)
-                if ended and on_progress is not None:
-                    on_progress(done, total)
-        finally:
-            if self._batch.busy:
-                self._batch.abandon()
-            if not self._runner.invariant:
-                self._pool.forget_all()  # what is found must not depend on earlier calls
-        return [[c for c in row if c is not None] for row in results]
+            with self._gate, torch.inference_mode():
+                ended = self._batch.step(self._policy.version)
+        except BaseException:
+            self._abandon()
+            raise
+        for row in ended:
+            self._open[row.request].end(row)
+        self._forget_if_idle()
+        return list(dict.fromkeys(row.request for row in ended))
+
+    def _abandon(self) -> None:
+        self._batch.abandon()
+        self._open.clear()
+
+    def _close(self, ticket: int) -> Answer:
+        request = self._open.pop(ticket)
+        if len(request.order) < len(request.rows):
+            for row in self._batch.cancel(ticket):
+                request.rows[row.place] = row.completion()
+            self._forget_if_idle()
+        return request.answer()
+
+    def _forget_if_idle(self) -> None:
+        """What is found must not depend on earlier calls, unless it makes no difference."""
+        if not self._batch.busy and not self._runner.invariant:
+            self._pool.forget_all()
 
     def _check(self, requests: Sequence[SampleRequest]) -> None:
         limit = self._policy.context_length

@@ -297,9 +297,28 @@ def _policy_vitals(columns: _Columns) -> list[_Vital]:
         _Vital(
             "Sampler against learner",
             "nats per token",
-            "Almost zero: both must agree on the probabilities of what was sampled.",
+            "Almost zero without lag: both must agree on what was sampled. With a lag it shows "
+            "how far the weights moved in the meantime.",
             (Line(name="KL", values=columns.of("kl_behaviour")),),
             high=0.001,
+        ),
+        _Vital(
+            "Age of the tokens trained on",
+            "policy versions",
+            "Zero when synchronous, never above play.max_lag.",
+            (
+                Line(name="oldest", values=columns.of("lag", "max"), pool="max"),
+                Line(name="mean", values=columns.of("lag", "mean"), tone="second"),
+            ),
+        ),
+        _Vital(
+            "Effective samples",
+            "share of tokens",
+            "Near 1. Low values: the samples are too old to say much about the policy of now.",
+            (
+                Line(name="effective", values=columns.of("effective_share")),
+                Line(name="corrected", values=columns.of("corrected_share"), tone="second"),
+            ),
         ),
     ]
 

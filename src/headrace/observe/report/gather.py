@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,7 +18,7 @@ from headrace.store.files import read_json
 from headrace.store.lenient import integer, mapping, number, text
 from headrace.store.runs import RunDirectory, RunStatus, recipe_title
 from headrace.store.summary import rate_of, seconds_of
-from headrace.store.trajectories import WaveLog
+from headrace.store.trajectories import TrajectoryStore
 from headrace.types import Json, Trajectory
 
 __all__ = ["Comparison", "Evaluation", "Item", "Material", "Move", "Pace", "StepAttempts", "gather"]
@@ -281,23 +282,46 @@ def _item(entry: Mapping[str, Json]) -> Item:
 
 def _played(run: RunDirectory, events: Sequence[Event]) -> list[StepAttempts]:
     """The first and the last step that has attempts in the history."""
-    known = {text(event.payload, "wave") for event in events if event.kind == "wave"}
-    with WaveLog(run.trajectories_path, read_only=True) as log:
-        by_step: dict[int, list[str]] = {}
-        written = log.keys()
-        for key in written:
-            head = key.partition(":")[0]
-            if head.isdecimal() and len(head) < 16 and (key in known or not known):
-                by_step.setdefault(int(head), []).append(key)
-        ends = sorted(by_step)
+    settled = [event for event in events if event.kind == "wave"]
+    with TrajectoryStore(run.trajectories_path, read_only=True) as store:
+        by_step = _by_ledger(store, settled) or _by_wave(store, settled)
         return [
-            _step_attempts(log, step, by_step[step]) for step in dict.fromkeys(ends[:1] + ends[-1:])
+            StepAttempts(step=step, groups=by_step[step]())
+            for step in dict.fromkeys([*sorted(by_step)[:1], *sorted(by_step)[-1:]])
         ]
 
 
-def _step_attempts(log: WaveLog, step: int, keys: Sequence[str]) -> StepAttempts:
-    groups: dict[str, list[Trajectory]] = {}
-    for wave in log.iterate(keys):
-        for trajectory in wave.trajectories:
-            groups.setdefault(trajectory.group, []).append(trajectory)
-    return StepAttempts(step=step, groups=list(groups.values()))
+_Groups = Callable[[], list[list[Trajectory]]]
+
+
+def _by_ledger(store: TrajectoryStore, settled: Sequence[Event]) -> dict[int, _Groups]:
+    """What each step took, trained on or not."""
+    steps = {event.step for event in settled}
+    names: dict[int, list[str]] = {}
+    for entry in store.ledger():
+        if not entry.void and entry.consumed.step in steps:
+            names.setdefault(entry.consumed.step, []).extend(entry.consumed.groups)
+
+    def read(step: int) -> list[list[Trajectory]]:
+        return [store.group(name) for name in names[step]]
+
+    return {step: partial(read, step) for step in names}
+
+
+def _by_wave(store: TrajectoryStore, settled: Sequence[Event]) -> dict[int, _Groups]:
+    """The same of runs that kept no ledger: they named their waves by the step."""
+    known = {text(event.payload, "wave") for event in settled}
+    keys: dict[int, list[str]] = {}
+    for key in list(store.keys()):
+        head = key.partition(":")[0]
+        if head.isdecimal() and len(head) < 16 and (key in known or not known):
+            keys.setdefault(int(head), []).append(key)
+
+    def read(step: int) -> list[list[Trajectory]]:
+        groups: dict[str, list[Trajectory]] = {}
+        for wave in store.iterate(keys[step]):
+            for trajectory in wave.trajectories:
+                groups.setdefault(trajectory.group, []).append(trajectory)
+        return list(groups.values())
+
+    return {step: partial(read, step) for step in keys}
