@@ -15,7 +15,7 @@ import numpy as np
 from headrace.recipe import Recipe
 from headrace.store.files import write_json_atomic
 from headrace.store.runs import RunDirectory
-from headrace.store.trajectories import WaveLog
+from headrace.store.trajectories import TrajectoryStore
 from headrace.types import (
     Json,
     Message,
@@ -322,7 +322,7 @@ def whole_run(
     write_events(run, events)
     write_items(run, 0, first)
     write_items(run, steps, last)
-    with WaveLog(run.trajectories_path) as waves:
+    with TrajectoryStore(run.trajectories_path) as waves:
         for step in (1, steps):
             waves.append_wave(f"{step:06d}:0", _wave(step, good=step > 1))
     run.new_attempt()

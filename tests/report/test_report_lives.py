@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from headrace.observe.report import write_report
 from headrace.store.runs import RunDirectory
-from headrace.store.trajectories import WaveLog
+from headrace.store.trajectories import TrajectoryStore
 from headrace.types import Json
 from report_support import (
     Appended,
@@ -200,7 +200,7 @@ def test_what_was_never_measured_is_named_and_not_drawn(tmp_path: Path) -> None:
 def test_attempts_that_could_not_be_judged_say_so_with_the_reason(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     write_events(run, [("wave", 1, {"wave": "000001:0"}, {}), step(1)])
-    with WaveLog(run.trajectories_path) as waves:
+    with TrajectoryStore(run.trajectories_path) as waves:
         waves.append_wave("000001:0", [trajectory("g", 0, "7", None), trajectory("g", 1, "7", 0.4)])
     sides = read(run).one("section", id="attempts").all("div", class_="side")
     assert words(sides[0]).startswith("? not judged 1 token, cut at the token limit")
@@ -211,7 +211,7 @@ def test_attempts_that_could_not_be_judged_say_so_with_the_reason(tmp_path: Path
 def test_attempts_that_are_not_in_the_history_are_not_shown(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     write_events(run, [("wave", 1, {"wave": "000001:0"}, {}), step(1)])
-    with WaveLog(run.trajectories_path) as waves:
+    with TrajectoryStore(run.trajectories_path) as waves:
         waves.append_wave("000001:0", [trajectory("kept", 0, "7", 1.0)])
         waves.append_wave("000002:0", [trajectory("not settled", 0, "7", 1.0)])
     groups = read(run).one("section", id="attempts").all("article")

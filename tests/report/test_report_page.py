@@ -15,7 +15,7 @@ from headrace.observe.console import format_duration
 from headrace.observe.report import write_report
 from headrace.store.runs import RunDirectory
 from headrace.store.summary import summarise
-from headrace.store.trajectories import WaveLog
+from headrace.store.trajectories import TrajectoryStore
 from headrace.types import Json
 from report_support import (
     Element,
@@ -274,7 +274,7 @@ def hostile_run(root: Path) -> RunDirectory:
             ("evaluation", 1, evaluation(0.5, by_domain={EVIL: {"score": 0.5, "n": 1}}), {}),
         ],
     )
-    with WaveLog(run.trajectories_path) as waves:
+    with TrajectoryStore(run.trajectories_path) as waves:
         hostile = trajectory(f"g{EVIL}", 0, EVIL, None, prompt=EVIL, domain=EVIL)
         waves.append_wave("000001:0", [hostile])
     recipe = {"name": EVIL, "model": {"source": EVIL}, EVIL: EVIL}

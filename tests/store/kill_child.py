@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+import threading
+import time
 from pathlib import Path
 
 from headrace.store.checkpoints import Checkpoints
 from headrace.store.events import EventLog
-from headrace.store.trajectories import WaveLog
+from headrace.store.ledger import Consumed
+from headrace.store.trajectories import Judged, TrajectoryStore
 from headrace.types import Trajectory
 from store_support import small_trajectory
+from trajectories_support import admitted, attempt, verdict
 
 
 def wave_of(number: int) -> list[Trajectory]:
@@ -33,11 +38,42 @@ def write_events(directory: Path) -> None:
 
 
 def write_waves(directory: Path) -> None:
-    log = WaveLog(directory / "trajectories", segment_bytes=100_000)
+    log = TrajectoryStore(directory / "trajectories", segment_bytes=100_000)
     while True:
         number = len(log.keys())
         log.append_wave(str(number), wave_of(number))
         acknowledge(number)
+
+
+THREADS = 4
+
+
+def write_records(directory: Path) -> None:
+    """Threads that admit, try, judge and consume groups of their own; one more seals."""
+    importlib.import_module("headrace.store.sealing")  # takes longer than many a life
+    store = TrajectoryStore(directory / "trajectories", segment_bytes=30_000)
+    said = threading.Lock()
+
+    def work(thread: int) -> None:
+        number = sum(group.startswith(f"{thread}:") for group in store.groups())
+        while True:
+            group = f"{thread}:{number}"
+            store.append(admitted(group))
+            tried = store.append_nowait(attempt(group, tokens=50))
+            judged = store.append_nowait(Judged(f"{group}/0", verdict(1.0)))
+            for future in (tried, judged):
+                future.result(60)
+            store.append(Consumed(step=number, version=0, groups=(group,)))
+            with said:
+                acknowledge(number * THREADS + thread)
+            number += 1
+
+    jobs = [threading.Thread(target=work, args=(thread,)) for thread in range(THREADS)]
+    for job in jobs:
+        job.start()
+    while True:
+        store.seal(full_only=True)
+        time.sleep(0.005)
 
 
 def write_checkpoints(directory: Path) -> None:
@@ -55,7 +91,12 @@ def write_checkpoints(directory: Path) -> None:
         acknowledge(step)
 
 
-WRITERS = {"events": write_events, "waves": write_waves, "checkpoints": write_checkpoints}
+WRITERS = {
+    "events": write_events,
+    "waves": write_waves,
+    "records": write_records,
+    "checkpoints": write_checkpoints,
+}
 
 if __name__ == "__main__":
     WRITERS[sys.argv[1]](Path(sys.argv[2]))

@@ -15,8 +15,9 @@ import pytest
 
 from headrace.store.checkpoints import Checkpoints
 from headrace.store.events import read_events
-from headrace.store.trajectories import WaveLog
+from headrace.store.trajectories import TrajectoryStore
 from store_support import bits
+from trajectories_support import admitted, attempt, verdict
 
 CHILD = Path(__file__).with_name("kill_child.py")
 LIVES = 6
@@ -68,13 +69,45 @@ def test_acknowledged_waves_survive_any_kill_and_none_is_half(tmp_path: Path) ->
     acknowledged: list[int] = []
     for _ in range(LIVES):
         acknowledged += live_and_die("waves", tmp_path, rng)
-        log = WaveLog(tmp_path / "trajectories", read_only=True)
+        log = TrajectoryStore(tmp_path / "trajectories", read_only=True)
         assert log.keys() == [str(number) for number in range(len(log.keys()))]
         assert len(log.keys()) > max(acknowledged)
         for wave in log.iterate(log.keys()[-8:]):
             assert bits(wave.trajectories) == bits(wave_of(int(wave.key)))
     assert len(acknowledged) == len(set(acknowledged)), "nothing was written twice"
     assert len(acknowledged) > 2 * LIVES
+
+
+def survivors(directory: Path, lives: int, rng: random.Random) -> int:
+    """Kill the writer of records again and again; everything it said is there. How much it was."""
+    acknowledged: list[int] = []
+    sealed = 0
+    for _ in range(lives):
+        acknowledged += live_and_die("records", directory, rng)
+        store = TrajectoryStore(directory / "trajectories", read_only=True)
+        spent = {group for e in store.ledger() for group in e.consumed.groups}
+        assert {f"{number % 4}:{number // 4}" for number in acknowledged} <= spent
+        for number in acknowledged[-20:]:
+            group = f"{number % 4}:{number // 4}"
+            expected = attempt(group, tokens=50).judged(verdict(1.0))
+            assert bits(store.trajectory(f"{group}/0")) == bits(expected)
+            assert bits(store.admitted(group)) == bits(admitted(group))
+            assert store.verdicts(f"{group}/0") == [verdict(1.0)]
+        sealed = len(store.log.manifest.segments)
+    assert len(acknowledged) == len(set(acknowledged)), "nothing was done twice"
+    assert sealed > 0
+    return len(acknowledged)
+
+
+def test_records_of_many_threads_survive_any_kill_while_segments_are_sealed(
+    tmp_path: Path,
+) -> None:
+    assert survivors(tmp_path, 3, random.Random(3)) > 6
+
+
+@pytest.mark.slow
+def test_records_survive_a_hundred_kills(tmp_path: Path) -> None:
+    assert survivors(tmp_path, 100, random.Random(4)) > 1000
 
 
 def test_the_newest_acknowledged_checkpoint_survives_any_kill(tmp_path: Path) -> None:
@@ -112,7 +145,7 @@ def test_a_reader_beside_a_writer_only_ever_sees_a_growing_prefix(
             if kind == "events":
                 sizes.append(len(read_events(tmp_path / "events.jsonl")))
             else:
-                sizes.append(len(WaveLog(tmp_path / "trajectories", read_only=True).keys()))
+                sizes.append(len(TrajectoryStore(tmp_path / "trajectories", read_only=True).keys()))
         child.kill()
     assert sizes == sorted(sizes)
     assert sizes[0] >= 1

@@ -1,8 +1,9 @@
 """Trajectories as JSON and back, bit for bit.
 
-Arrays travel as base64 of their little-endian bytes with their dtype; everything else as
-itself. Decoding is strict: the bytes may come from anywhere, so what is missing, unknown, of
-another type or inconsistent is a `StorageError`, never a guess.
+Arrays travel as base64 of their little-endian bytes with their dtype, or beside the JSON as the
+streams of `arrays`; everything else as itself. Decoding is strict: the bytes may come from
+anywhere, so what is missing, unknown, of another type or inconsistent is a `StorageError`, never
+a guess.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import StorageError
+from headrace.store.arrays import ArrayReader, ArrayWriter, little_bytes
 from headrace.store.files import jsonable
 from headrace.types import (
     Ending,
@@ -45,6 +47,9 @@ from headrace.types import (
 
 __all__ = [
     "FORMAT",
+    "FORMAT_BESIDE",
+    "task_from_json",
+    "task_to_json",
     "trajectory_from_json",
     "trajectory_to_json",
     "verdict_from_json",
@@ -52,30 +57,37 @@ __all__ = [
 ]
 
 FORMAT = 1
-"""Version of the encoding; it changes whenever an old reader would misread a new file."""
+FORMAT_BESIDE = 2
+"""Versions of the encoding, with its arrays inside of the JSON and beside it; they change whenever
+an old reader would misread a new file."""
 
 _T = TypeVar("_T")
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 _ISOLATIONS = ("trusted", "process", "namespace", "user-kernel", "virtual-machine")
+_Put = Callable[[npt.NDArray[np.generic], type[np.generic], str], Json]
+"""Takes an array, its type and the name of its stream; gives what stands in its place."""
 
 
 # --- encoding ------------------------------------------------------------------------------
 
 
-def trajectory_to_json(trajectory: Trajectory) -> dict[str, Json]:
-    """The JSON object of a trajectory.
+def trajectory_to_json(
+    trajectory: Trajectory, arrays: ArrayWriter | None = None
+) -> dict[str, Json]:
+    """The JSON object of a trajectory; its arrays go to `arrays` if that is given.
 
     Raises TypeError for an array of another dtype than `headrace.types` says or for a value
     JSON cannot hold, ValueError for a number that is not finite outside the arrays.
     """
+    put = _array if arrays is None else arrays.put
     return {
-        "format": FORMAT,
+        "format": FORMAT if arrays is None else FORMAT_BESIDE,
         "group": trajectory.group,
         "attempt": trajectory.attempt,
         "seed": trajectory.seed,
         "ending": trajectory.ending,
-        "task": _task(trajectory.task),
-        "turns": [_turn(turn) for turn in trajectory.turns],
+        "task": task_to_json(trajectory.task),
+        "turns": [_turn(turn, put) for turn in trajectory.turns],
         "verdict": None if trajectory.verdict is None else verdict_to_json(trajectory.verdict),
         "failure": None if trajectory.failure is None else _failure(trajectory.failure),
         "timings": jsonable(trajectory.timings, "timings"),
@@ -85,17 +97,12 @@ def trajectory_to_json(trajectory: Trajectory) -> dict[str, Json]:
 
 
 def _array(array: npt.NDArray[np.generic], kind: type[np.generic], where: str) -> Json:
-    if array.dtype != np.dtype(kind) or array.ndim != 1:
-        raise TypeError(
-            f"{where} must be a one-dimensional {np.dtype(kind)} array, not {array.ndim}-d "
-            f"{array.dtype}"
-        )
-    little = np.dtype(kind).newbyteorder("<")
-    data = base64.b64encode(array.astype(little, copy=False).tobytes())
-    return {"dtype": little.str, "data": data.decode()}
+    data = base64.b64encode(little_bytes(array, kind, where))
+    return {"dtype": np.dtype(kind).newbyteorder("<").str, "data": data.decode()}
 
 
-def _task(task: Task) -> Json:
+def task_to_json(task: Task) -> dict[str, Json]:
+    """The JSON object of a task; errors as of `trajectory_to_json`."""
     need, limits = task.sandbox, task.limits
     return {
         "domain": task.domain,
@@ -138,21 +145,21 @@ def _verifier(ref: VerifierRef) -> Json:
     return {"id": ref.id, "version": ref.version}
 
 
-def _turn(turn: Turn) -> Json:
+def _turn(turn: Turn, put: _Put) -> Json:
     support = turn.support
     return {
         "role": turn.role,
         "text": turn.text,
-        "ids": _array(turn.ids, np.int32, "ids"),
-        "sampled": _array(turn.sampled, np.bool_, "sampled"),
-        "logps": _array(turn.logps, np.float32, "logps"),
+        "ids": put(turn.ids, np.int32, "ids"),
+        "sampled": put(turn.sampled, np.bool_, "sampled"),
+        "logps": put(turn.logps, np.float32, "logps"),
         "versions": [[span.version, span.count] for span in turn.versions],
         "temperature": jsonable(turn.temperature, "temperature"),
         "support": None
         if support is None
         else {
-            "offsets": _array(support.offsets, np.int64, "support.offsets"),
-            "ids": _array(support.ids, np.int32, "support.ids"),
+            "offsets": put(support.offsets, np.int64, "support.offsets"),
+            "ids": put(support.ids, np.int32, "support.ids"),
         },
         "tool_calls": [
             {
@@ -193,13 +200,17 @@ def _failure(failure: Failure) -> Json:
 # --- decoding ------------------------------------------------------------------------------
 
 
-def trajectory_from_json(value: Json) -> Trajectory:
-    """The trajectory that `trajectory_to_json` made `value` from. Raises StorageError."""
+def trajectory_from_json(value: Json, arrays: ArrayReader | None = None) -> Trajectory:
+    """The trajectory that `trajectory_to_json` made `value` (and `arrays`) from.
+
+    Raises StorageError.
+    """
+    expected = FORMAT if arrays is None else FORMAT_BESIDE
     try:
-        fields = _Object(value, "trajectory")
+        fields = _Object(value, "trajectory", arrays)
         version = fields.take("format")
-        if type(version) is not int or version != FORMAT:
-            raise ValueError(f"trajectory.format is {version!r}; this headrace reads {FORMAT}")
+        if type(version) is not int or version != expected:
+            raise ValueError(f"trajectory.format is {version!r}; this headrace reads {expected}")
         trajectory = Trajectory(
             group=fields.text("group"),
             attempt=fields.integer("attempt"),
@@ -214,12 +225,22 @@ def trajectory_from_json(value: Json) -> Trajectory:
             provenance=fields.mapping("provenance"),
         )
         fields.done()
+        if arrays is not None:
+            arrays.done()
     except ValueError as error:
         raise StorageError(
             f"not a stored trajectory: {error}",
             hint="the file was written by another version of headrace, or changed since",
         ) from error
     return trajectory
+
+
+def task_from_json(value: Json) -> Task:
+    """The task that `task_to_json` made `value` from. Raises StorageError."""
+    try:
+        return _read_task(_Object(value, "task"))
+    except ValueError as error:
+        raise StorageError(f"not a stored task: {error}") from error
 
 
 def verdict_from_json(value: Json) -> Verdict:
@@ -236,11 +257,12 @@ class _Object:
     Every method raises ValueError that names the path of the field.
     """
 
-    def __init__(self, value: Json, path: str) -> None:
+    def __init__(self, value: Json, path: str, arrays: ArrayReader | None = None) -> None:
         if not isinstance(value, dict):
             raise ValueError(f"{path} is not an object")
         self._fields = dict(value)
         self._path = path
+        self._arrays = arrays
 
     def __contains__(self, key: str) -> bool:
         return key in self._fields
@@ -295,16 +317,19 @@ class _Object:
         return tuple(items)
 
     def object(self, key: str) -> _Object:
-        return _Object(self.take(key), f"{self._path}.{key}")
+        return _Object(self.take(key), f"{self._path}.{key}", self._arrays)
 
     def objects(self, key: str) -> list[_Object]:
         path = f"{self._path}.{key}"
-        return [_Object(item, f"{path}[{i}]") for i, item in enumerate(self.items(key))]
+        items = enumerate(self.items(key))
+        return [_Object(item, f"{path}[{i}]", self._arrays) for i, item in items]
 
     def optional(self, key: str, read: Callable[[_Object], _T]) -> _T | None:
         """What `read` makes of the object under the key, or None for null."""
         value = self.take(key)
-        return None if value is None else read(_Object(value, f"{self._path}.{key}"))
+        if value is None:
+            return None
+        return read(_Object(value, f"{self._path}.{key}", self._arrays))
 
     def mapping(self, key: str) -> dict[str, Json]:
         return self.typed(key, dict)
@@ -313,7 +338,10 @@ class _Object:
         fields = self.object(key)
         return {name: fields.number(name) for name in list(fields._fields)}
 
-    def array(self, key: str, kind: type[_Scalar]) -> npt.NDArray[_Scalar]:
+    def array(self, key: str, kind: type[_Scalar], stream: str) -> npt.NDArray[_Scalar]:
+        """The array under the key: inside of the JSON, or the next of its stream."""
+        if self._arrays is not None:
+            return self._arrays.take(stream, self.integer(key), kind)
         fields = self.object(key)
         little = np.dtype(kind).newbyteorder("<")
         if fields.text("dtype") != little.str:
@@ -399,9 +427,9 @@ def _read_turn(fields: _Object) -> Turn:
     turn = Turn(
         role=fields.choice("role", get_args(Role)),
         text=fields.text("text"),
-        ids=fields.array("ids", np.int32),
-        sampled=fields.array("sampled", np.bool_),
-        logps=fields.array("logps", np.float32),
+        ids=fields.array("ids", np.int32, "ids"),
+        sampled=fields.array("sampled", np.bool_, "sampled"),
+        logps=fields.array("logps", np.float32, "logps"),
         versions=tuple(_read_span(span) for span in fields.items("versions")),
         temperature=fields.number("temperature"),
         support=fields.optional("support", _read_support),
@@ -421,7 +449,10 @@ def _read_span(value: Json) -> VersionSpan:
 
 
 def _read_support(fields: _Object) -> Support:
-    support = Support(offsets=fields.array("offsets", np.int64), ids=fields.array("ids", np.int32))
+    support = Support(
+        offsets=fields.array("offsets", np.int64, "support.offsets"),
+        ids=fields.array("ids", np.int32, "support.ids"),
+    )
     fields.done()
     offsets = support.offsets
     if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(support.ids):

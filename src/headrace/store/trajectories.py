@@ -1,37 +1,63 @@
-"""The waves of a run: every trajectory on disk before anything depends on it.
+"""The trajectory store: every attempt, verdict and consumption on disk before anything depends on
+it, and all of it found again by name.
 
-A wave is the set of trajectories played and judged together. `WaveLog` appends waves to
-segment files `part-00000.seg` of records
-
-    [u32 length][u32 crc32][payload: ASCII JSON, `length` bytes]      (little-endian)
-
-A wave is its trajectory records and then a commit record, flushed in that order, so a commit
-on the disk means that the wave is. Whatever follows the last commit was never acknowledged.
-Memory holds the places of waves, not the waves.
+`TrajectoryStore` is what everyone else knows. Below it, lowest first: `arrays` and `codec` (an
+attempt as JSON and bytes), `ledger`, `records` (what a record says), `segments` (files that only
+grow; group fsync), `index` (places in memory), `vault` (sealed files and their manifest),
+`tables` and `sealed` (Parquet), `log` (all of it as it lies on the disk), `sealing`,
+`compaction`. Beside it: `query` (SQL) and `reuse` (exports).
 """
 
 from __future__ import annotations
 
-import json
-import os
-import struct
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import threading
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from headrace.errors import StorageError
-from headrace.store.codec import trajectory_from_json, trajectory_to_json
-from headrace.store.files import append_fsync, fsync_directory, parse_json, storage_guard
-from headrace.types import Json, Trajectory
+from headrace.store.files import fsync_directory, storage_guard
+from headrace.store.ledger import Consumed, Entry, Rewound
+from headrace.store.log import Log
+from headrace.store.records import (
+    Admitted,
+    AdmittedFact,
+    AttemptFact,
+    Fact,
+    Judged,
+    JudgedFact,
+    Record,
+    WaveFact,
+    encode,
+    encode_member,
+    encode_rewound,
+    encode_wave,
+    fact_of,
+)
+from headrace.store.segments import OVERHEAD, SegmentWriter, cut, frame, path_of
+from headrace.types import Trajectory, Verdict, VerifierRef
 
-__all__ = ["Wave", "WaveLog"]
+if TYPE_CHECKING:
+    from headrace.store.compaction import Freed, Retention
 
-_HEADER = struct.Struct("<II")
-_COMMIT_START = b'{"commit":'
-_HINT = "restore the file from a backup, or start a new run"
+__all__ = [
+    "Admitted",
+    "Appended",
+    "Consumed",
+    "Judged",
+    "Record",
+    "Sealing",
+    "TrajectoryStore",
+    "Wave",
+    "WaveLog",
+]
+
+PATIENCE = 600.0
+"""Seconds that an append waits for the disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,92 +69,287 @@ class Wave:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    segment: int
-    offset: int
-    length: int
-    count: int
+class Appended:
+    """What became of a record: it is durable, and `new` unless it had been there before."""
+
+    new: bool
 
 
-class WaveLog:
-    """Waves by key, in the order they were appended.
+@dataclass(frozen=True, slots=True)
+class Sealing:
+    """What a seal did: how many segments, and their bytes before and after."""
 
-    Opening for writing cuts what follows the last commit; with `read_only` it is only ignored,
-    so a reader may look while a writer (the holder of the run's lock) appends. A reader sees
-    what was committed when it opened. Segments roll at `segment_bytes`; a wave is never split.
+    segments: int
+    bytes_before: int
+    bytes_after: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A record on its way to the disk."""
+
+    fact: Fact
+    future: Future[None]
+
+
+class TrajectoryStore:
+    """One directory of records, written by one process (the holder of the run's lock).
+
+    Any number of threads may append and read. An append is acknowledged once it is durable; one
+    flush serves all that wait for it. Ids make appends idempotent: an attempt (group/attempt), a
+    wave's key, an admitted group, a verdict (attempt, verifier, version) and the consumption of
+    a group count once, and whoever appends them again is told so.
+
+    Opening for writing cuts what an interrupted write left; with `read_only` it is only ignored,
+    so a reader may look while the writer appends. A reader sees what was there when it opened.
+    Segments roll at `segment_bytes`; a wave is never split. `sealed` is the fsspec URL of sealed
+    files, `sealed/` in the directory by default; later openings know it.
+
+    When a write fails (a full disk) every append that waits raises StorageError, nothing of them
+    is kept, and the store goes on: reading works, and so does appending once there is space.
     """
 
     def __init__(
-        self, directory: Path, *, read_only: bool = False, segment_bytes: int = 64 << 20
+        self,
+        directory: Path,
+        *,
+        read_only: bool = False,
+        segment_bytes: int = 64 << 20,
+        sealed: str | None = None,
     ) -> None:
         self.directory = directory
         self.read_only = read_only
-        self._segment_bytes = segment_bytes
-        self._index: dict[str, _Place] = {}
-        self._segment = 0
-        self._end = 0
-        self._descriptor = -1
         if not read_only:
             with storage_guard(directory):
                 directory.mkdir(parents=True, exist_ok=True)
-        segments = self._segments()
-        for number in segments:
-            self._segment = number
-            self._end = self._scan(number, last=number == segments[-1])
-        if not read_only:
-            self._open_segment()
+        self.log = Log(directory, sealed)
+        self._pending: dict[Hashable, _Pending] = {}
+        self._sealing = threading.Lock()
+        self._writer = None if read_only else self._opened(segment_bytes)
 
-    def _segments(self) -> list[int]:
-        with storage_guard(self.directory, verb="read"):
-            paths = self.directory.glob("part-[0-9][0-9][0-9][0-9][0-9].seg")
-            numbers = sorted(int(path.stem.removeprefix("part-")) for path in paths)
-        if numbers != list(range(len(numbers))):
+    def _opened(self, segment_bytes: int) -> SegmentWriter:
+        """A writer behind the last acknowledged record."""
+        for number in self.log.manifest.segments:  # sealed, but not yet removed when killed
+            self._remove(number)
+        tail = self.log.tail
+        segment, end = tail.segment, tail.end
+        if tail.first_format and end:
+            cut(self.directory, segment, end)
+            segment, end = segment + 1, 0
+        writer = SegmentWriter(self.directory, segment, end, segment_bytes=segment_bytes)
+        if end and not tail.marked:
+            writer.mark()
+        return writer
+
+    # --- appending -------------------------------------------------------------------------
+
+    def append(self, record: Record) -> Appended:
+        """Append a record and return once it is durable. Raises as `append_nowait` and its
+        future do, and StorageError when the disk takes longer than ten minutes."""
+        return self._settled(self.append_nowait(record))
+
+    def append_nowait(self, record: Record) -> Future[Appended]:
+        """Append a record; the future is done once it is durable (or was already).
+
+        Raises at once: ValueError for a verdict on an attempt that is not stored and for a
+        group that was consumed otherwise before, StorageError when the store is closed, and
+        what `codec.trajectory_to_json` raises. The future raises StorageError when the write
+        fails; the record is then not in the store. Futures are done in a thread of the store.
+        """
+        fact, payload = fact_of(record), encode(record)
+        with self.log.lock:
+            twin = self._twin(fact)
+            if twin is not None:
+                return twin
+            return _then(self._submit([(payload, fact)]), Appended(new=True))
+
+    def append_wave(self, key: str, trajectories: Sequence[Trajectory]) -> Appended:
+        """Append attempts that become visible together, under `key`, once all are durable.
+
+        Of attempts that are stored already the wave only takes note. Raises ValueError for a
+        key that exists, StorageError when the write fails (nothing of the wave is then in the
+        store), and what `codec.trajectory_to_json` raises.
+        """
+        ids = tuple(dict.fromkeys(trajectory.id for trajectory in trajectories))
+        wave = WaveFact(key, ids)
+        members = [(encode_member(item), fact_of(item)) for item in trajectories]
+        with self.log.lock:
+            if key in self.log.index.waves or ("wave", key) in self._pending:
+                raise ValueError(f"wave {key} is already in the log")
+            fresh: dict[Hashable, tuple[bytes, Fact]] = {}
+            for payload, fact in members:
+                if self._twin(fact) is None:
+                    fresh.setdefault(_keys(fact)[0], (payload, fact))
+            done = self._submit([*fresh.values(), (encode_wave(wave), wave)])
+        return self._settled(_then(done, Appended(new=True)))
+
+    def rewind_consumed(self, step: int) -> None:
+        """Take back what was consumed after `step`, durably: training resumes from there."""
+        self.flush()
+        mark = Rewound(step)
+        with self.log.lock:
+            if not self.log.index.ledger.is_after(step):
+                return
+            done = self._submit([(encode_rewound(mark), mark)])
+        self._settled(_then(done, Appended(new=True)))
+
+    def flush(self) -> None:
+        """Return once everything that was appended before is durable."""
+        done = self._writing().submit(b"", _nothing)
+        self._settled(_then(done, Appended(new=False)))
+
+    def _writing(self) -> SegmentWriter:
+        if self._writer is None:
             raise StorageError(
-                f"trajectory segments are missing: found {numbers}",
+                "the trajectory log is closed or read-only",
                 where=str(self.directory),
-                hint=_HINT,
+                hint="open it again for writing",
             )
-        return numbers
+        return self._writer
 
-    def _path(self, segment: int) -> Path:
-        return self.directory / f"part-{segment:05d}.seg"
+    def _twin(self, fact: Fact) -> Future[Appended] | None:
+        """The answer to a record that is stored or on its way; None for a new one."""
+        known = self._knows(fact)
+        if known:
+            return _done(Appended(new=False))
+        twins = [self._pending[key] for key in _keys(fact) if key in self._pending]
+        if not twins:
+            return None
+        if isinstance(fact, Consumed) and any(twin.fact != fact for twin in twins):
+            raise ValueError(f"step {fact.step} consumes a group that is being consumed otherwise")
+        return _then(twins[-1].future, Appended(new=False))
 
-    # --- reading ---------------------------------------------------------------------------
+    def _knows(self, fact: Fact) -> bool:
+        index = self.log.index
+        match fact:
+            case AttemptFact(group, attempt):
+                return index.row(group, attempt) is not None
+            case AdmittedFact(group):
+                return index.admission(group) is not None
+            case JudgedFact(trajectory):
+                stored = index.row_of(trajectory) is not None
+                if not stored and ("attempt", trajectory) not in self._pending:
+                    raise ValueError(f"a verdict on {trajectory}, which is not stored")
+                return stored and index.knows_verdict(fact)
+            case Consumed():
+                return index.ledger.is_known(fact)
+            case WaveFact() | Rewound():
+                return False
+
+    def _submit(self, records: Sequence[tuple[bytes, Fact]]) -> Future[None]:
+        """Give records to the writer as one; they are in the index when the future is done."""
+        facts = [(fact, len(payload)) for payload, fact in records]
+        data = b"".join(frame(payload) for payload, _ in records)
+        future = self._writing().submit(data, partial(self._landed, facts))
+        waiting = {key: _Pending(fact, future) for fact, _ in facts for key in _keys(fact)}
+        self._pending.update(waiting)
+        future.add_done_callback(partial(self._forget, list(waiting)))
+        return future
+
+    def _landed(self, facts: Sequence[tuple[Fact, int]], segment: int, offset: int) -> None:
+        with self.log.lock:
+            self.log.opened(segment)
+            for fact, length in facts:
+                self.log.index.apply(fact, segment, offset, length)
+                offset += OVERHEAD + length
+
+    def _forget(self, keys: Iterable[Hashable], future: Future[None]) -> None:
+        with self.log.lock:
+            for key in keys:
+                if key in self._pending and self._pending[key].future is future:
+                    del self._pending[key]
+
+    def _settled(self, future: Future[Appended]) -> Appended:
+        try:
+            return future.result(PATIENCE)
+        except TimeoutError as error:
+            raise StorageError(
+                f"the disk has not acknowledged a write for {PATIENCE:.0f} s",
+                where=str(self.directory),
+                hint="check the disk and the system's log; nothing unacknowledged is relied on",
+            ) from error
+
+    # --- asking ----------------------------------------------------------------------------
 
     def keys(self) -> list[str]:
         """The committed waves, oldest first."""
-        return list(self._index)
+        with self.log.lock:
+            return list(self.log.index.waves)
 
     def __contains__(self, key: str) -> bool:
-        return key in self._index
+        """Whether a wave is committed."""
+        return key in self.log.index.waves
+
+    def __len__(self) -> int:
+        """Attempts in the store."""
+        return len(self.log.index.attempts)
 
     def count(self, key: str) -> int:
-        """How many trajectories a committed wave has, without reading them (KeyError)."""
-        return self._index[key].count
+        """How many attempts a committed wave has, without reading them (KeyError)."""
+        return len(self.log.index.waves[key])
+
+    def groups(self) -> list[str]:
+        """Every group that was admitted or attempted, oldest first."""
+        with self.log.lock:
+            return self.log.index.groups()
+
+    def unconsumed(self) -> list[str]:
+        """The groups that the ledger does not name, oldest first."""
+        with self.log.lock:
+            index = self.log.index
+            return [group for group in index.groups() if group not in index.ledger]
+
+    def consumed(self, group: str) -> Consumed | None:
+        """The record that consumed a group, None while none counts."""
+        with self.log.lock:
+            return self.log.index.ledger.of(group)
+
+    def ledger(self) -> list[Entry]:
+        """The consumption ledger in order, with what resumes took back."""
+        with self.log.lock:
+            return list(self.log.index.ledger.entries())
+
+    # --- reading ---------------------------------------------------------------------------
+    # An attempt is read with the verdict that counts: the first with a score, or else the
+    # first. So what was trained on stays what it was when a newer verifier judges again; with
+    # `verifier` it is that verifier's verdict, or none. All of these raise StorageError when
+    # bytes on the disk changed.
+
+    def trajectory(
+        self, trajectory: str, *, verifier: VerifierRef | None = None
+    ) -> Trajectory | None:
+        """The attempt of an id ("group/attempt"), None if there is none."""
+        with self.log.lock:
+            row = self.log.index.row_of(trajectory)
+        return None if row is None else self._read(row, verifier)
+
+    def verdicts(self, trajectory: str) -> list[Verdict]:
+        """Every verdict on an attempt, oldest first."""
+        with self.log.lock:
+            index = self.log.index
+            row = index.row_of(trajectory)
+            numbers = [] if row is None else list(index.verdicts_of(row))
+            places = [(index.verdicts[number], index.is_inside(number)) for number in numbers]
+        return [self.log.verdict(place, inside=inside) for place, inside in places]
+
+    def group(self, group: str) -> list[Trajectory]:
+        """The attempts of a group that are there, by number."""
+        with self.log.lock:
+            rows = self.log.index.rows_of_group(group)
+        return [self._read(row) for row in rows]
+
+    def admitted(self, group: str) -> Admitted | None:
+        """What was admitted under the name of a group."""
+        with self.log.lock:
+            row = self.log.index.admission(group)
+            place = None if row is None else self.log.index.admissions[row]
+        return None if place is None else self.log.admission(place)
 
     def wave(self, key: str) -> list[Trajectory] | None:
-        """The trajectories of a wave, exactly as appended, or None if it was not committed.
-
-        Raises StorageError when the bytes on disk changed.
-        """
-        place = self._index.get(key)
-        if place is None:
-            return None
-        path = self._path(place.segment)
-        with storage_guard(path, verb="read"), path.open("rb") as file:
-            file.seek(place.offset)
-            data = file.read(place.length)
-        payloads: list[bytes] = []
-        position = 0
-        while position < len(data):
-            payload = _payload(data, position)
-            if payload is None:
-                raise _corrupt(path, place.offset + position)
-            payloads.append(payload)
-            position += _HEADER.size + len(payload)
-        if len(payloads) != place.count + 1:
-            raise _corrupt(path, place.offset)
-        return [trajectory_from_json(_parsed(payload, path)) for payload in payloads[:-1]]
+        """The attempts of a wave, or None if it was not committed."""
+        with self.log.lock:
+            rows = self.log.index.waves.get(key)
+        return None if rows is None else [self._read(row) for row in rows]
 
     def iterate(self, keys: Iterable[str] | None = None) -> Iterator[Wave]:
         """The waves of `keys` (all by default), read one at a time. KeyError if unknown."""
@@ -138,77 +359,91 @@ class WaveLog:
                 raise KeyError(key)
             yield Wave(key, trajectories)
 
-    def _scan(self, segment: int, *, last: bool) -> int:
-        """Index the waves of a segment; return where its last commit ends."""
-        path = self._path(segment)
-        with storage_guard(path, verb="read"):
-            data = path.read_bytes()
-        committed = position = records = 0
-        while position < len(data):
-            payload = _payload(data, position)
-            if payload is None:
-                if last and _is_torn(data, position):
-                    break
-                raise _corrupt(path, position)
-            position += _HEADER.size + len(payload)
-            if not payload.startswith(_COMMIT_START):
-                records += 1
-                continue
-            key = _commit_key(_parsed(payload, path), records, path, committed)
-            if key in self._index:
-                raise _corrupt(path, committed)
-            self._index[key] = _Place(segment, committed, position - committed, records)
-            committed, records = position, 0
-        if committed < len(data) and not last:
-            raise _corrupt(path, committed)
-        return committed
+    def trajectories(self) -> Iterator[Trajectory]:
+        """Every attempt, oldest first, read one at a time."""
+        for row in range(len(self)):
+            yield self._read(row)
 
-    # --- writing ---------------------------------------------------------------------------
+    def unjudged(self, verifier: VerifierRef | None = None) -> Iterator[Trajectory]:
+        """The attempts that have no verdict at all; or, to grade stored attempts again, those at
+        tasks of this verifier's id that its version has given no score.
 
-    def append_wave(self, key: str, trajectories: Sequence[Trajectory]) -> None:
-        """Append a wave and return once it is durable.
-
-        Raises ValueError for a key that exists, StorageError when the write fails (the wave is
-        then not in the log), and what `trajectory_to_json` raises.
+        Append what they deserve as `Judged`; nothing is sampled again, and an interrupted pass
+        goes on where it was.
         """
-        if key in self._index:
-            raise ValueError(f"wave {key} is already in the log")
-        body = b"".join(_record(trajectory_to_json(item)) for item in trajectories)
-        commit = _record({"commit": key, "count": len(trajectories)})
-        if self._descriptor < 0:
-            raise StorageError(
-                "the trajectory log is closed or read-only",
-                where=str(self.directory),
-                hint="open it again for writing",
-            )
-        try:
-            if self._end >= self._segment_bytes:
-                self._segment, self._end = self._segment + 1, 0
-                self._open_segment()
-            path = self._path(self._segment)
-            append_fsync(self._descriptor, path, body)
-            append_fsync(self._descriptor, path, commit)
-            length = len(body) + len(commit)
-            self._index[key] = _Place(self._segment, self._end, length, len(trajectories))
-            self._end += length
-        except BaseException:
-            self.close()
-            raise
+        for row in range(len(self)):
+            with self.log.lock:
+                number = self.log.index.verdict(row, verifier)
+                judged = number is not None and (
+                    verifier is None or self.log.index.is_scored(number)
+                )
+            if judged:
+                continue
+            trajectory = self._read(row)
+            if verifier is None or trajectory.task.verifier.id == verifier.id:
+                yield trajectory
 
-    def _open_segment(self) -> None:
-        """Open the current segment for appending, cut at its last commit."""
-        self.close()
-        path = self._path(self._segment)
-        with storage_guard(path):
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-            os.ftruncate(self._descriptor, self._end)
-            os.fsync(self._descriptor)
+    def _read(self, row: int, verifier: VerifierRef | None = None) -> Trajectory:
+        with self.log.lock:
+            index = self.log.index
+            place, number = index.attempts[row], index.verdict(row, verifier)
+            inside = number is not None and index.is_inside(number)
+            judged = None if number is None else index.verdicts[number]
+        trajectory = self.log.attempt(place)
+        if inside:
+            return trajectory
+        verdict = None if judged is None else self.log.verdict(judged, inside=False)
+        return replace(trajectory, verdict=verdict)
+
+    # --- sealing and compaction ------------------------------------------------------------
+
+    def seal(self, *, full_only: bool = False) -> Sealing:
+        """Turn segments into sealed Parquet: the full ones, or everything up to now.
+
+        Appending goes on meanwhile; call it in a thread of its own. A kill at any instant loses
+        nothing. Raises StorageError; what was sealed until then stays.
+        """
+        from headrace.store.sealing import seal_segment
+
+        writer = self._writing()
+        with self._sealing:
+            end = writer.segment if full_only else writer.roll()
+            numbers = range(len(self.log.manifest.segments), end)
+            if numbers:
+                self.log.vault.sweep(self.log.manifest.names())
+            before, sealed_before = 0, self.log.manifest.size()
+            for number in numbers:
+                before += self.log.opened(number).size()
+                seal_segment(self.log, number)
+                self._remove(number)
+            after = self.log.manifest.size() - sealed_before
+        return Sealing(len(numbers), before, after)
+
+    def _remove(self, number: int) -> None:
+        """Remove a segment that the manifest has in sealed form."""
+        path = path_of(self.directory, number)
+        with storage_guard(path, verb="remove"):
+            path.unlink(missing_ok=True)
             fsync_directory(self.directory)
 
+    def compact(self, keep: Retention) -> Freed:
+        """Drop from sealed files what `keep` lets go, under a new manifest; says what it freed.
+
+        Not while someone iterates over this store. Raises StorageError.
+        """
+        from headrace.store.compaction import compact
+
+        writer = self._writing()
+        with self._sealing:
+            return compact(self.log, keep, writer.between_flushes)
+
+    # --- closing ---------------------------------------------------------------------------
+
     def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        """Wait for what was appended and stop appending; reading goes on."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
 
     def __enter__(self) -> Self:
         return self
@@ -222,74 +457,46 @@ class WaveLog:
         self.close()
 
 
-# --- records -------------------------------------------------------------------------------
+WaveLog = TrajectoryStore
 
 
-def _record(value: Json) -> bytes:
-    payload = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
-    return _HEADER.pack(len(payload), zlib.crc32(payload)) + payload
+def _keys(fact: Fact) -> list[Hashable]:
+    """The names under which a record counts once."""
+    match fact:
+        case AttemptFact(group, attempt):
+            return [("attempt", f"{group}/{attempt}")]
+        case AdmittedFact(group):
+            return [("admitted", group)]
+        case JudgedFact(trajectory, verifier, scored):
+            return [("verdict", trajectory, verifier, scored)]
+        case WaveFact(key):
+            return [("wave", key)]
+        case Consumed(groups=groups):
+            return [("consumed", group) for group in groups]
+        case Rewound():
+            return []
 
 
-def _payload(data: bytes, position: int) -> bytes | None:
-    """The payload of the intact record at `position`, or None."""
-    start = position + _HEADER.size
-    if start > len(data):
-        return None
-    length, checksum = _HEADER.unpack_from(data, position)
-    payload = data[start : start + length]
-    if not length or len(payload) < length or zlib.crc32(payload) != checksum:
-        return None
-    return payload
+def _nothing(segment: int, offset: int) -> None:
+    """A flush has nothing to put into the index."""
 
 
-def _is_torn(data: bytes, position: int) -> bool:
-    """Whether the bad record at `position` is what an interrupted write leaves at the end.
-
-    It is a strict prefix of a record, or was extended with zeros when the power failed, and no
-    commit follows. Anything else was damaged after it had been written.
-    """
-    rest = data[position:]
-    found = rest.find(_COMMIT_START)
-    while found >= 0:
-        if found >= _HEADER.size and _payload(rest, found - _HEADER.size) is not None:
-            return False
-        found = rest.find(_COMMIT_START, found + 1)
-    if len(rest) < _HEADER.size or rest.endswith(b"\0"):
-        return True
-    length, _ = _HEADER.unpack_from(rest)
-    body = rest[_HEADER.size :]
-    return len(body) < length and not _is_whole(body)
+def _done(result: Appended) -> Future[Appended]:
+    future: Future[Appended] = Future()
+    future.set_result(result)
+    return future
 
 
-def _is_whole(body: bytes) -> bool:
-    """Whether `body` is complete JSON, which no strict prefix of an object can be."""
-    if not body.endswith(b"}"):
-        return False
-    try:
-        parse_json(body)
-    except ValueError:
-        return False
-    return True
+def _then(first: Future[None], result: Appended) -> Future[Appended]:
+    """A future that is `result` once `first` is done, or fails as it does."""
+    future: Future[Appended] = Future()
 
+    def settle(done: Future[None]) -> None:
+        error = done.exception()
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
 
-def _parsed(payload: bytes, path: Path) -> Json:
-    try:
-        return parse_json(payload)
-    except ValueError as error:
-        raise StorageError(
-            f"{path.name} holds a record that is not JSON: {error}", where=str(path), hint=_HINT
-        ) from error
-
-
-def _commit_key(commit: Json, records: int, path: Path, offset: int) -> str:
-    match commit:
-        case {"commit": str() as key, "count": int() as count} if count == records:
-            return key
-        case _:
-            raise _corrupt(path, offset)
-
-
-def _corrupt(path: Path, offset: int) -> StorageError:
-    return StorageError(
-        f"{path.name} is corrupt at byte {offset}", where=f"{path}:{offset}", hint=_HINT
-    )
+    first.add_done_callback(settle)
+    return future
