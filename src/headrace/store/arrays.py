@@ -8,6 +8,7 @@ their lengths. May be known by the codec and by whoever lays records out.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import TypeVar
 
 import numpy as np
@@ -27,14 +28,21 @@ STREAMS: Mapping[str, np.dtype[np.generic]] = {
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
+@cache
+def _dtypes(kind: type[np.generic]) -> tuple[np.dtype[np.generic], np.dtype[np.generic]]:
+    """A type as this machine has it, and little-endian."""
+    dtype = np.dtype(kind)
+    return dtype, dtype.newbyteorder("<")
+
+
 def little_bytes(array: npt.NDArray[np.generic], kind: type[np.generic], where: str) -> bytes:
     """The little-endian bytes of a one-dimensional array of `kind`; TypeError for another."""
-    dtype = np.dtype(kind)
+    dtype, little = _dtypes(kind)
     if array.dtype != dtype or array.ndim != 1:
         raise TypeError(
             f"{where} must be a one-dimensional {dtype} array, not {array.ndim}-d {array.dtype}"
         )
-    return array.astype(dtype.newbyteorder("<"), copy=False).tobytes()
+    return array.tobytes() if little == dtype else array.astype(little).tobytes()
 
 
 class ArrayWriter:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from headrace.store.arrays import ArrayReader, ArrayWriter
@@ -55,6 +55,7 @@ __all__ = [
     "header_text",
     "kind_of",
     "lengths_of",
+    "names_of",
     "parse",
     "split_id",
     "trajectory_of",
@@ -68,7 +69,7 @@ _OLD_COMMIT = b'{"commit":'
 MARK = _MAGIC + b"M" + _LENGTH.pack(0)
 """The payload of a mark."""
 
-_dump = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+_dump = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False).encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +155,23 @@ def fact_of(record: Record) -> Fact:
             return judged_fact(record.trajectory, record.verdict)
         case Consumed():
             return record
+
+
+def names_of(fact: Fact) -> list[Hashable]:
+    """The names under which a record counts once."""
+    match fact:
+        case AttemptFact(group, attempt):
+            return [("attempt", attempt_id(group, attempt))]
+        case AdmittedFact(group):
+            return [("admitted", group)]
+        case JudgedFact(trajectory, verifier, scored):
+            return [("verdict", trajectory, verifier, scored)]
+        case WaveFact(key):
+            return [("wave", key)]
+        case Consumed(groups=groups):
+            return [("consumed", group) for group in groups]
+        case Rewound():
+            return []
 
 
 def judged_fact(trajectory: str, verdict: Verdict, *, inside: bool = False) -> JudgedFact:

@@ -236,7 +236,8 @@ def _is_torn_first(rest: bytes) -> bool:
 class _Unit:
     data: bytes
     landed: Callable[[int, int], None]
-    future: Future[None]
+    dropped: Callable[[], None]
+    resolve: Callable[[BaseException | None], None]
 
 
 class SegmentWriter:
@@ -245,8 +246,8 @@ class SegmentWriter:
     `submit` may be called from any thread. What it takes is written in that order by one
     thread, which exists while there is a writer; `landed(segment, offset)` is called in it, in
     order, once the bytes are durable, just before their future is resolved. When a write fails
-    the segment is cut back, and everything that was waiting fails with the same StorageError;
-    what comes later is tried anew.
+    the segment is cut back, `dropped` is called, and everything that was waiting fails with the
+    same StorageError; what comes later is tried anew.
     """
 
     def __init__(self, directory: Path, segment: int, end: int, *, segment_bytes: int) -> None:
@@ -271,9 +272,25 @@ class SegmentWriter:
             fsync_directory(self.directory)
         return file
 
-    def submit(self, data: bytes, landed: Callable[[int, int], None]) -> Future[None]:
-        """Write framed records as one; StorageError at once if the writer is closed."""
-        unit = _Unit(data, landed, Future())
+    def submit(
+        self,
+        data: bytes,
+        result: _T,
+        *,
+        landed: Callable[[int, int], None],
+        dropped: Callable[[], None],
+    ) -> Future[_T]:
+        """Write framed records as one; a future of `result`, which is there once they are
+        durable. StorageError at once if the writer is closed."""
+        future: Future[_T] = Future()
+
+        def resolve(error: BaseException | None) -> None:
+            if error is None:
+                future.set_result(result)
+            elif not future.done():
+                future.set_exception(error)
+
+        unit = _Unit(data, landed, dropped, resolve)
         with self._lock:
             if self._closed:
                 raise StorageError(
@@ -285,7 +302,7 @@ class SegmentWriter:
             if not self._flushing:
                 self._flushing = True
                 self._executor.submit(self._flush)
-        return unit.future
+        return future
 
     def mark(self) -> None:
         """Put a mark at the end, behind what an earlier writer left without one."""
@@ -343,7 +360,7 @@ class SegmentWriter:
             unit.landed(self.segment, start)
             start += len(unit.data)
         for unit in batch:
-            unit.future.set_result(None)
+            unit.resolve(None)
 
     def _put(self, body: bytes) -> None:
         start = self._end
@@ -364,8 +381,9 @@ class SegmentWriter:
         with self._lock:
             waiting, self._queue = self._queue, []
         for unit in (*batch, *waiting):
-            if not unit.future.done():
-                unit.future.set_exception(error)
+            unit.dropped()
+        for unit in (*batch, *waiting):
+            unit.resolve(error)
 
     def _roll(self, full: int) -> int:
         if self._end >= full:

@@ -37,6 +37,7 @@ from headrace.store.records import (
     encode_rewound,
     encode_wave,
     fact_of,
+    names_of,
 )
 from headrace.store.segments import OVERHEAD, SegmentWriter, cut, frame, path_of
 from headrace.types import Trajectory, Verdict, VerifierRef
@@ -85,11 +86,23 @@ class Sealing:
 
 
 @dataclass(frozen=True, slots=True)
+class _Item:
+    """A record about to be written."""
+
+    fact: Fact
+    payload: bytes
+
+    @property
+    def keys(self) -> list[Hashable]:
+        return names_of(self.fact)
+
+
+@dataclass(frozen=True, slots=True)
 class _Pending:
     """A record on its way to the disk."""
 
     fact: Fact
-    future: Future[None]
+    future: Future[Appended]
 
 
 class TrajectoryStore:
@@ -156,12 +169,10 @@ class TrajectoryStore:
         what `codec.trajectory_to_json` raises. The future raises StorageError when the write
         fails; the record is then not in the store. Futures are done in a thread of the store.
         """
-        fact, payload = fact_of(record), encode(record)
+        item = _Item(fact_of(record), encode(record))
         with self.log.lock:
-            twin = self._twin(fact)
-            if twin is not None:
-                return twin
-            return _then(self._submit([(payload, fact)]), Appended(new=True))
+            twin = self._twin(item)
+            return self._submit([item]) if twin is None else twin
 
     def append_wave(self, key: str, trajectories: Sequence[Trajectory]) -> Appended:
         """Append attempts that become visible together, under `key`, once all are durable.
@@ -172,16 +183,16 @@ class TrajectoryStore:
         """
         ids = tuple(dict.fromkeys(trajectory.id for trajectory in trajectories))
         wave = WaveFact(key, ids)
-        members = [(encode_member(item), fact_of(item)) for item in trajectories]
+        members = [_Item(fact_of(told), encode_member(told)) for told in trajectories]
         with self.log.lock:
             if key in self.log.index.waves or ("wave", key) in self._pending:
                 raise ValueError(f"wave {key} is already in the log")
-            fresh: dict[Hashable, tuple[bytes, Fact]] = {}
-            for payload, fact in members:
-                if self._twin(fact) is None:
-                    fresh.setdefault(_keys(fact)[0], (payload, fact))
-            done = self._submit([*fresh.values(), (encode_wave(wave), wave)])
-        return self._settled(_then(done, Appended(new=True)))
+            fresh: dict[Hashable, _Item] = {}
+            for item in members:
+                if self._twin(item) is None:
+                    fresh.setdefault(item.keys[0], item)
+            done = self._submit([*fresh.values(), _Item(wave, encode_wave(wave))])
+        return self._settled(done)
 
     def rewind_consumed(self, step: int) -> None:
         """Take back what was consumed after `step`, durably: training resumes from there."""
@@ -190,13 +201,12 @@ class TrajectoryStore:
         with self.log.lock:
             if not self.log.index.ledger.is_after(step):
                 return
-            done = self._submit([(encode_rewound(mark), mark)])
-        self._settled(_then(done, Appended(new=True)))
+            done = self._submit([_Item(mark, encode_rewound(mark))])
+        self._settled(done)
 
     def flush(self) -> None:
         """Return once everything that was appended before is durable."""
-        done = self._writing().submit(b"", _nothing)
-        self._settled(_then(done, Appended(new=False)))
+        self._settled(self._submit([]))
 
     def _writing(self) -> SegmentWriter:
         if self._writer is None:
@@ -207,12 +217,12 @@ class TrajectoryStore:
             )
         return self._writer
 
-    def _twin(self, fact: Fact) -> Future[Appended] | None:
+    def _twin(self, item: _Item) -> Future[Appended] | None:
         """The answer to a record that is stored or on its way; None for a new one."""
-        known = self._knows(fact)
-        if known:
+        fact = item.fact
+        if self._knows(fact):
             return _done(Appended(new=False))
-        twins = [self._pending[key] for key in _keys(fact) if key in self._pending]
+        twins = [self._pending[key] for key in item.keys if key in self._pending]
         if not twins:
             return None
         if isinstance(fact, Consumed) and any(twin.fact != fact for twin in twins):
@@ -236,14 +246,17 @@ class TrajectoryStore:
             case WaveFact() | Rewound():
                 return False
 
-    def _submit(self, records: Sequence[tuple[bytes, Fact]]) -> Future[None]:
+    def _submit(self, items: Sequence[_Item]) -> Future[Appended]:
         """Give records to the writer as one; they are in the index when the future is done."""
-        facts = [(fact, len(payload)) for payload, fact in records]
-        data = b"".join(frame(payload) for payload, _ in records)
-        future = self._writing().submit(data, partial(self._landed, facts))
-        waiting = {key: _Pending(fact, future) for fact, _ in facts for key in _keys(fact)}
-        self._pending.update(waiting)
-        future.add_done_callback(partial(self._forget, list(waiting)))
+        future = self._writing().submit(
+            b"".join([frame(item.payload) for item in items]),
+            Appended(new=True),
+            landed=partial(self._landed, [(item.fact, len(item.payload)) for item in items]),
+            dropped=partial(self._forget, [item.fact for item in items]),
+        )
+        for item in items:
+            for key in item.keys:
+                self._pending[key] = _Pending(item.fact, future)
         return future
 
     def _landed(self, facts: Sequence[tuple[Fact, int]], segment: int, offset: int) -> None:
@@ -252,11 +265,12 @@ class TrajectoryStore:
             for fact, length in facts:
                 self.log.index.apply(fact, segment, offset, length)
                 offset += OVERHEAD + length
+            self._forget([fact for fact, _ in facts])
 
-    def _forget(self, keys: Iterable[Hashable], future: Future[None]) -> None:
+    def _forget(self, facts: Iterable[Fact]) -> None:
         with self.log.lock:
-            for key in keys:
-                if key in self._pending and self._pending[key].future is future:
+            for fact in facts:
+                for key in names_of(fact):
                     del self._pending[key]
 
     def _settled(self, future: Future[Appended]) -> Appended:
@@ -460,38 +474,17 @@ class TrajectoryStore:
 WaveLog = TrajectoryStore
 
 
-def _keys(fact: Fact) -> list[Hashable]:
-    """The names under which a record counts once."""
-    match fact:
-        case AttemptFact(group, attempt):
-            return [("attempt", f"{group}/{attempt}")]
-        case AdmittedFact(group):
-            return [("admitted", group)]
-        case JudgedFact(trajectory, verifier, scored):
-            return [("verdict", trajectory, verifier, scored)]
-        case WaveFact(key):
-            return [("wave", key)]
-        case Consumed(groups=groups):
-            return [("consumed", group) for group in groups]
-        case Rewound():
-            return []
-
-
-def _nothing(segment: int, offset: int) -> None:
-    """A flush has nothing to put into the index."""
-
-
 def _done(result: Appended) -> Future[Appended]:
     future: Future[Appended] = Future()
     future.set_result(result)
     return future
 
 
-def _then(first: Future[None], result: Appended) -> Future[Appended]:
+def _then(first: Future[Appended], result: Appended) -> Future[Appended]:
     """A future that is `result` once `first` is done, or fails as it does."""
     future: Future[Appended] = Future()
 
-    def settle(done: Future[None]) -> None:
+    def settle(done: Future[Appended]) -> None:
         error = done.exception()
         if error is None:
             future.set_result(result)
