@@ -90,11 +90,14 @@ def test_the_ratio_is_exactly_one_before_the_first_update(preset: str):
     table = bigram().requires_grad_()
     samples = batch_of(spec, 3)
     given = flatten(samples, table)
-    terms = objective(replace(given, behaviour=given.logp.detach()), spec.loss())
+    now = given.logp.detach()
+    terms = objective(replace(given, behaviour=now, proximal=now), spec.loss())
     assert terms.ratio_sum.item() == terms.policy_tokens.item() == len(given.logp)
     assert terms.ratio_max.item() == 1.0
     assert terms.clipped.item() == 0
     assert terms.kl_behaviour_sum.item() == 0
+    assert terms.corrected.item() == 0
+    assert terms.weight_sum.item() == terms.weight_square_sum.item() == len(given.logp)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -102,7 +105,8 @@ def test_on_policy_every_preset_is_the_plain_policy_gradient(preset: str):
     spec = AlgorithmSpec(preset=preset)
     table = bigram().requires_grad_()
     given = flatten(batch_of(spec, 4), table)
-    loss = objective(replace(given, behaviour=given.logp.detach()), spec.loss()).loss
+    now = given.logp.detach()
+    loss = objective(replace(given, behaviour=now, proximal=now), spec.loss()).loss
     (found,) = torch.autograd.grad(loss, table, retain_graph=True)
     plain = -(given.policy_weight * given.advantage * given.logp).sum()
     (expected,) = torch.autograd.grad(plain, table)

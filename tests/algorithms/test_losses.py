@@ -317,3 +317,24 @@ def test_metric_sums_carry_no_gradient():
     ]
     assert not any(value.requires_grad for value in detached)
     assert terms.loss.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("correction", "cut"),
+    [("none", 0), ("token_tis", 1), ("token_mask", 2), ("sequence_tis", 4)],
+)
+def test_what_a_correction_cuts_is_counted(correction: str, cut: int):
+    """Ratios proximal / behaviour of 4, 1, 1 and 1/4 in one sequence: their product is 1."""
+    spec = LossSpec(
+        anchor="proximal",
+        correction=correction,  # type: ignore[arg-type]
+        correction_low=0.5,
+        correction_high=2.0 if correction != "sequence_tis" else 0.9,
+    )
+    four = math.log(4)
+    given = inputs([-2.0] * 4, behaviour=[-2 - four, -2.0, -2.0, -2 + four], proximal=[-2.0] * 4)
+    terms = objective(given, spec)
+    assert terms.corrected.item() == cut
+    # weights current / behaviour are 4, 1, 1, 1/4: an effective sample size of 6.25^2 / 18.0625
+    assert terms.weight_sum.item() == pytest.approx(6.25)
+    assert terms.weight_square_sum.item() == pytest.approx(18.0625)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from algorithms_support import played, step
+from algorithms_support import played, step, with_proximal
 from headrace.algorithms import credit
 from headrace.recipe import PRESETS, AlgorithmSpec, Recipe
 
@@ -18,7 +18,8 @@ from headrace.recipe import PRESETS, AlgorithmSpec, Recipe
 def test_every_preset_builds_and_trains(preset: str):
     spec = AlgorithmSpec(preset=preset)
     (batch,) = credit(played({"a": [1.0, 0.0], "b": [0.0, 0.5]}), spec, max_new_tokens=8).batches
-    assert step([batch], spec.loss()).gradient.abs().sum() > 0
+    anchored = [with_proximal(sample, number) for number, sample in enumerate(batch)]
+    assert step([anchored], spec.loss()).gradient.abs().sum() > 0
 
 
 def test_presets_are_the_published_points():
