@@ -22,6 +22,7 @@ from headrace.cli import (
     recipes,
     runs,
     sandbox,
+    simulate,
     verifiers,
 )
 from headrace.cli.output import report
@@ -40,6 +41,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 runs.register(app)
+simulate.register(app)
 init.register(app)
 app.add_typer(recipes.group, name="recipes")
 app.add_typer(models.group, name="models")
