@@ -41,6 +41,8 @@ from headrace.types import (
 )
 
 TOKENS = 1000
+WORDS = ("so", "the", "answer", "is", "not", "seven", "but", "eight")
+VERIFIER = VerifierRef("final-integer", "1")
 PRODUCERS = 2
 WINDOW = 512
 """Appends that a producer has under way: what a rollout engine returns between two updates."""
@@ -130,43 +132,39 @@ def _scratch() -> Generator[Path]:
 
 
 def _attempts(count: int) -> list[Trajectory]:
-    """Judged attempts of `TOKENS` sampled tokens, in groups of eight."""
+    """Judged attempts of `TOKENS` sampled tokens, in groups of eight that share their task."""
     rng = np.random.default_rng(0)
-    verifier = VerifierRef("final-integer", "1")
-    words = ["so", "the", "answer", "is", "not", "seven", "but", "eight"]
+    tasks = [_task(f"What is {group} + {group % 7}? Think, then answer.") for group in range(count)]
+    groups = [(f"{index // 64:06d}:0.{index // 8 % 8}", index % 8) for index in range(count)]
     return [
-        _attempt(f"{index // 64:06d}:0.{index // 8 % 8}", index % 8, rng, words, verifier)
-        for index in range(count)
+        _attempt(tasks[index // 8], group, number, rng)
+        for index, (group, number) in enumerate(groups)
     ]
 
 
-def _attempt(
-    group: str,
-    number: int,
-    rng: np.random.Generator,
-    words: Sequence[str],
-    verifier: VerifierRef,
-) -> Trajectory:
-    asked = f"What is {rng.integers(100)} + {rng.integers(100)}? Think, then answer."
-    task = Task(
+def _task(asked: str) -> Task:
+    return Task(
         domain="arithmetic",
         problem=asked,
         tier=0,
         split="train",
         messages=(Message.of("user", asked),),
-        verifier=verifier,
+        verifier=VERIFIER,
         answer=7,
     )
+
+
+def _attempt(task: Task, group: str, number: int, rng: np.random.Generator) -> Trajectory:
     prompt = Turn(
         role="user",
-        text=asked,
+        text=task.problem,
         ids=rng.integers(0, 49152, 40, dtype=np.int32),
         sampled=np.zeros(40, np.bool_),
         logps=np.zeros(0, np.float32),
     )
     answer = Turn(
         role="assistant",
-        text=" ".join(words[i] for i in list[int](rng.integers(0, len(words), TOKENS).tolist())),
+        text=" ".join(rng.choice(WORDS, TOKENS).tolist()),
         ids=rng.integers(0, 49152, TOKENS, dtype=np.int32),
         sampled=np.ones(TOKENS, np.bool_),
         logps=-rng.random(TOKENS, dtype=np.float32),
@@ -180,7 +178,7 @@ def _attempt(
         seed=number,
         turns=(prompt, answer),
         ending="finished",
-        verdict=Verdict(score=1.0, verifier=verifier, parts=(VerdictPart("answer", 1.0),)),
+        verdict=Verdict(score=1.0, verifier=VERIFIER, parts=(VerdictPart("answer", 1.0),)),
         timings={"play": 1.5},
     )
 

@@ -46,7 +46,7 @@ def little_bytes(array: npt.NDArray[np.generic], kind: type[np.generic], where: 
 
 
 class ArrayWriter:
-    """Takes arrays by the name of their stream; `lengths` and `blob` are what came of it."""
+    """Takes arrays by the name of their stream; `lengths` and `parts` are what came of it."""
 
     def __init__(self) -> None:
         self._parts: dict[str, list[bytes]] = {name: [] for name in STREAMS}
@@ -62,8 +62,9 @@ class ArrayWriter:
             sum(map(len, parts)) // STREAMS[name].itemsize for name, parts in self._parts.items()
         ]
 
-    def blob(self) -> bytes:
-        return b"".join(part for parts in self._parts.values() for part in parts)
+    def parts(self) -> list[bytes]:
+        """The bytes of all streams, in order."""
+        return [part for parts in self._parts.values() for part in parts]
 
 
 class ArrayReader:
@@ -75,7 +76,7 @@ class ArrayReader:
 
     @classmethod
     def of(cls, lengths: Sequence[int], blob: bytes) -> ArrayReader:
-        """Of the bytes that `ArrayWriter.blob` gave, with its `lengths`."""
+        """Of the bytes that `ArrayWriter.parts` gave, joined, and its `lengths`."""
         streams: dict[str, npt.NDArray[np.generic]] = {}
         position = 0
         if len(lengths) != len(STREAMS) or any(length < 0 for length in lengths):

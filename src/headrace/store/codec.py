@@ -72,9 +72,10 @@ _Put = Callable[[npt.NDArray[np.generic], type[np.generic], str], Json]
 
 
 def trajectory_to_json(
-    trajectory: Trajectory, arrays: ArrayWriter | None = None
+    trajectory: Trajectory, arrays: ArrayWriter | None = None, task: Json | None = None
 ) -> dict[str, Json]:
-    """The JSON object of a trajectory; its arrays go to `arrays` if that is given.
+    """The JSON object of a trajectory; its arrays go to `arrays` if that is given. `task` is that
+    of its task, where it is known already.
 
     Raises TypeError for an array of another dtype than `headrace.types` says or for a value
     JSON cannot hold, ValueError for a number that is not finite outside the arrays.
@@ -86,7 +87,7 @@ def trajectory_to_json(
         "attempt": trajectory.attempt,
         "seed": trajectory.seed,
         "ending": trajectory.ending,
-        "task": task_to_json(trajectory.task),
+        "task": task_to_json(trajectory.task) if task is None else task,
         "turns": [_turn(turn, put) for turn in trajectory.turns],
         "verdict": None if trajectory.verdict is None else verdict_to_json(trajectory.verdict),
         "failure": None if trajectory.failure is None else _failure(trajectory.failure),
@@ -129,7 +130,7 @@ def task_to_json(task: Task) -> dict[str, Json]:
         "limits": {
             "new_tokens": limits.new_tokens,
             "turns": limits.turns,
-            "seconds": limits.seconds,
+            "seconds": jsonable(limits.seconds, "limits.seconds"),
         },
         "lineage": jsonable(task.lineage, "lineage"),
     }

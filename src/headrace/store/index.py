@@ -199,7 +199,11 @@ class Index:
             case AttemptFact():
                 self._add_attempt(fact, segment, offset, length)
             case JudgedFact():
-                self._add_verdict(fact, segment, offset, length)
+                row = self.row_of(fact.trajectory)
+                if row is None:
+                    raise ValueError(f"a verdict on {fact.trajectory}, which is not there")
+                if not self.knows_verdict(fact):
+                    self._add_verdict(row, fact, segment, offset, length)
             case AdmittedFact(group):
                 number = self._group(group)
                 if self._admitted[number] == _NONE:
@@ -230,14 +234,11 @@ class Index:
         self._wave_of.append(_NONE)
         self._first_verdict.append(_NONE)
         if fact.verdict is not None:
-            self._add_verdict(fact.verdict, segment, offset, length)
+            self._add_verdict(row, fact.verdict, segment, offset, length)
 
-    def _add_verdict(self, fact: JudgedFact, segment: int, offset: int, length: int) -> None:
-        row = self.row_of(fact.trajectory)
-        if row is None:
-            raise ValueError(f"a verdict on {fact.trajectory}, which is not there")
-        if self.knows_verdict(fact):
-            return
+    def _add_verdict(
+        self, row: int, fact: JudgedFact, segment: int, offset: int, length: int
+    ) -> None:
         earlier = list(self.verdicts_of(row))
         verdict = self.verdicts.add(segment, offset, length)
         ref = self._refs.setdefault(fact.verifier, len(self._refs))

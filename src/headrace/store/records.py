@@ -2,7 +2,7 @@
 
 A payload is
 
-    b"hr2" [kind: 1 byte] [u32 length] [header: ASCII JSON, `length` bytes] [arrays]
+    b"hr2" [kind: 1 byte] [u32 length] [header: JSON, `length` bytes] [arrays]
 
 with arrays (little-endian, see `arrays`) after trajectories only. Kinds: A a group was admitted,
 T an attempt, t an attempt that counts once its wave is committed, W that commit, V a verdict,
@@ -17,6 +17,8 @@ import json
 import struct
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+
+from pydantic_core import PydanticSerializationError, to_json
 
 from headrace.store.arrays import ArrayReader, ArrayWriter
 from headrace.store.codec import (
@@ -43,6 +45,7 @@ __all__ = [
     "Record",
     "WaveFact",
     "admitted_of",
+    "admitted_to_json",
     "attempt_id",
     "encode",
     "encode_member",
@@ -69,7 +72,8 @@ _OLD_COMMIT = b'{"commit":'
 MARK = _MAGIC + b"M" + _LENGTH.pack(0)
 """The payload of a mark."""
 
-_dump = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False).encode
+_TASKS = 64
+"""Tasks whose JSON is remembered: those of the groups that come in now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,14 +232,7 @@ def encode(record: Record) -> bytes:
     """The payload of a record. Raises what `trajectory_to_json` raises."""
     match record:
         case Admitted():
-            header = {
-                "group": record.group,
-                "size": record.size,
-                "task": task_to_json(record.task),
-                "position": record.position,
-                "version": record.version,
-            }
-            return _payload(b"A", header)
+            return _payload(b"A", admitted_to_json(record))
         case Trajectory():
             return _encode_attempt(record, b"T")
         case Judged():
@@ -243,6 +240,16 @@ def encode(record: Record) -> bytes:
             return _payload(b"V", {"trajectory": record.trajectory, "verdict": said})
         case Consumed():
             return _payload(b"C", fact_to_json(record))
+
+
+def admitted_to_json(record: Admitted) -> dict[str, Json]:
+    return {
+        "group": record.group,
+        "size": record.size,
+        "task": _task_json(record.task),
+        "position": record.position,
+        "version": record.version,
+    }
 
 
 def encode_member(trajectory: Trajectory) -> bytes:
@@ -259,20 +266,49 @@ def encode_rewound(mark: Rewound) -> bytes:
 
 
 def header_text(header: Json) -> str:
-    """The one spelling of a header, in ASCII."""
-    return _dump(header)
+    """How a header is spelt."""
+    return _dump(header).decode()
+
+
+def _dump(value: Json) -> bytes:
+    """JSON of values that `jsonable` let through, fast; in ASCII where half a surrogate pair, which
+    no UTF-8 can hold, is in it."""
+    try:
+        return to_json(value)
+    except PydanticSerializationError:
+        return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+
+
+class _TaskMemo:
+    """The JSON of the tasks seen last; the attempts of a group share one."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[Task, Json]] = {}
+
+    def __call__(self, task: Task) -> Json:
+        found = self._seen.get(id(task))
+        if found is not None and found[0] is task:
+            return found[1]
+        told = task_to_json(task)
+        if len(self._seen) >= _TASKS:
+            self._seen.clear()
+        self._seen[id(task)] = (task, told)
+        return told
+
+
+_task_json = _TaskMemo()
 
 
 def _encode_attempt(trajectory: Trajectory, kind: bytes) -> bytes:
     arrays = ArrayWriter()
-    header = trajectory_to_json(trajectory, arrays)
+    header = trajectory_to_json(trajectory, arrays, _task_json(trajectory.task))
     header["arrays"] = arrays.lengths()
-    return _payload(kind, header, arrays.blob())
+    return _payload(kind, header, arrays.parts())
 
 
-def _payload(kind: bytes, header: Json, arrays: bytes = b"") -> bytes:
-    text = _dump(header).encode()
-    return b"".join((_MAGIC, kind, _LENGTH.pack(len(text)), text, arrays))
+def _payload(kind: bytes, header: Json, arrays: Sequence[bytes] = ()) -> bytes:
+    text = _dump(header)
+    return b"".join((_MAGIC, kind, _LENGTH.pack(len(text)), text, *arrays))
 
 
 # --- decoding ------------------------------------------------------------------------------

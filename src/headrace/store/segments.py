@@ -20,11 +20,11 @@ import struct
 import threading
 import zlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from headrace.errors import StorageError
 from headrace.store.files import fsync_directory, storage_guard
@@ -35,6 +35,7 @@ __all__ = [
     "OVERHEAD",
     "Descriptor",
     "Located",
+    "Owner",
     "Scan",
     "SegmentWriter",
     "corrupt",
@@ -47,6 +48,8 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
+_T_contra = TypeVar("_T_contra", contravariant=True)
+_Result = TypeVar("_Result")
 _HEADER = struct.Struct("<II")
 OVERHEAD = _HEADER.size
 """Bytes a record takes beside its payload."""
@@ -232,31 +235,50 @@ def _is_torn_first(rest: bytes) -> bool:
 # --- writing -------------------------------------------------------------------------------
 
 
+class Owner(Protocol[_T_contra]):
+    """Who hears what became of the records it submitted, by token, in the writer's thread."""
+
+    def landed(self, token: _T_contra, segment: int, offset: int) -> None:
+        """They are durable, at `offset`. Called in the order in which they were submitted."""
+
+    def acknowledged(self, token: _T_contra) -> None:
+        """The same, once all that were flushed together have landed."""
+
+    def failed(self, tokens: Sequence[_T_contra], error: BaseException) -> None:
+        """Nothing of them is in the segment."""
+
+
 @dataclass(frozen=True, slots=True)
-class _Unit:
-    data: bytes
-    landed: Callable[[int, int], None]
-    dropped: Callable[[], None]
-    resolve: Callable[[BaseException | None], None]
+class _Unit(Generic[_T]):
+    frames: Sequence[bytes]
+    token: _T
 
 
-class SegmentWriter:
+class SegmentWriter(Generic[_T]):
     """Appends to the last segment of a directory, one flush for all that wait (group fsync).
 
     `submit` may be called from any thread. What it takes is written in that order by one
-    thread, which exists while there is a writer; `landed(segment, offset)` is called in it, in
-    order, once the bytes are durable, just before their future is resolved. When a write fails
-    the segment is cut back, `dropped` is called, and everything that was waiting fails with the
+    thread, which exists while there is a writer, and which tells the `owner` what became of it.
+    When a write fails the segment is cut back and everything that was waiting fails with the
     same StorageError; what comes later is tried anew.
     """
 
-    def __init__(self, directory: Path, segment: int, end: int, *, segment_bytes: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        segment: int,
+        end: int,
+        *,
+        segment_bytes: int,
+        owner: Owner[_T],
+    ) -> None:
         """`segment` is opened or made, and cut at `end`."""
         self.directory = directory
+        self._owner = owner
         self.segment_bytes = segment_bytes
         self.segment = segment
         self._lock = threading.Lock()
-        self._queue: list[_Unit] = []
+        self._queue: list[_Unit[_T]] = []
         self._flushing = False
         self._closed = False
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="headrace-store")
@@ -272,25 +294,9 @@ class SegmentWriter:
             fsync_directory(self.directory)
         return file
 
-    def submit(
-        self,
-        data: bytes,
-        result: _T,
-        *,
-        landed: Callable[[int, int], None],
-        dropped: Callable[[], None],
-    ) -> Future[_T]:
-        """Write framed records as one; a future of `result`, which is there once they are
-        durable. StorageError at once if the writer is closed."""
-        future: Future[_T] = Future()
-
-        def resolve(error: BaseException | None) -> None:
-            if error is None:
-                future.set_result(result)
-            elif not future.done():
-                future.set_exception(error)
-
-        unit = _Unit(data, landed, dropped, resolve)
+    def submit(self, frames: Sequence[bytes], token: _T) -> None:
+        """Write framed records as one; the owner hears of it by `token`. StorageError if the
+        writer is closed."""
         with self._lock:
             if self._closed:
                 raise StorageError(
@@ -298,11 +304,10 @@ class SegmentWriter:
                     where=str(self.directory),
                     hint="open it again for writing",
                 )
-            self._queue.append(unit)
+            self._queue.append(_Unit(frames, token))
             if not self._flushing:
                 self._flushing = True
                 self._executor.submit(self._flush)
-        return future
 
     def mark(self) -> None:
         """Put a mark at the end, behind what an earlier writer left without one."""
@@ -314,7 +319,7 @@ class SegmentWriter:
         """Start a new segment unless the last one is empty; the number of the last one then."""
         return self.between_flushes(partial(self._roll, 1))
 
-    def between_flushes(self, work: Callable[[], _T]) -> _T:
+    def between_flushes(self, work: Callable[[], _Result]) -> _Result:
         """What `work` gives, done while everything that is written is also in the index."""
         return self._executor.submit(work).result()
 
@@ -340,27 +345,27 @@ class SegmentWriter:
                 self._fail(batch, error)
                 raise
 
-    def _next_batch(self) -> list[_Unit]:
+    def _next_batch(self) -> list[_Unit[_T]]:
         with self._lock:
             count = size = 0
             while count < len(self._queue) and (not count or size < _BATCH_BYTES):
-                size += len(self._queue[count].data)
+                size += sum(map(len, self._queue[count].frames))
                 count += 1
             batch, self._queue = self._queue[:count], self._queue[count:]
             self._flushing = bool(batch)
         return batch
 
-    def _write(self, batch: Sequence[_Unit]) -> None:
+    def _write(self, batch: Sequence[_Unit[_T]]) -> None:
         """Make a batch durable, mark it, acknowledge it. On failure nothing of it is left."""
         start = self._end
-        body = b"".join(unit.data for unit in batch)
+        body = b"".join([frame for unit in batch for frame in unit.frames])
         if body:
             self._put(body)
         for unit in batch:
-            unit.landed(self.segment, start)
-            start += len(unit.data)
+            self._owner.landed(unit.token, self.segment, start)
+            start += sum(map(len, unit.frames))
         for unit in batch:
-            unit.resolve(None)
+            self._owner.acknowledged(unit.token)
 
     def _put(self, body: bytes) -> None:
         start = self._end
@@ -376,14 +381,11 @@ class SegmentWriter:
                 raise
         self._end = start + len(body) + len(_MARK)
 
-    def _fail(self, batch: Sequence[_Unit], error: BaseException) -> None:
+    def _fail(self, batch: Sequence[_Unit[_T]], error: BaseException) -> None:
         """Whatever waits may build on what has just failed, so it fails too."""
         with self._lock:
             waiting, self._queue = self._queue, []
-        for unit in (*batch, *waiting):
-            unit.dropped()
-        for unit in (*batch, *waiting):
-            unit.resolve(error)
+        self._owner.failed([unit.token for unit in (*batch, *waiting)], error)
 
     def _roll(self, full: int) -> int:
         if self._end >= full:

@@ -20,7 +20,6 @@ import pyarrow as pa
 
 from headrace.store.arrays import STREAMS, ArrayReader
 from headrace.store.codec import (
-    task_to_json,
     trajectory_from_json,
     verdict_from_json,
     verdict_to_json,
@@ -32,6 +31,7 @@ from headrace.store.records import (
     Judged,
     Parsed,
     admitted_of,
+    admitted_to_json,
     header_text,
     lengths_of,
     split_id,
@@ -257,13 +257,6 @@ def admissions(rows: Sequence[AdmissionRow]) -> pa.Table:
 
 def _admitted(row: AdmissionRow) -> dict[str, Any]:
     told, task = row.admitted, row.admitted.task
-    header = {
-        "group": told.group,
-        "size": told.size,
-        "task": task_to_json(task),
-        "position": told.position,
-        "version": told.version,
-    }
     return {
         "seq": row.seq,
         "group_id": _text(told.group),
@@ -276,7 +269,7 @@ def _admitted(row: AdmissionRow) -> dict[str, Any]:
         "answer": header_text(task.answer),
         "verifier": _text(task.verifier.id),
         "verifier_version": _text(task.verifier.version),
-        "record": header_text(header),
+        "record": header_text(admitted_to_json(told)),
     }
 
 

@@ -4,8 +4,8 @@ it, and all of it found again by name.
 `TrajectoryStore` is what everyone else knows. Below it, lowest first: `arrays` and `codec` (an
 attempt as JSON and bytes), `ledger`, `records` (what a record says), `segments` (files that only
 grow; group fsync), `index` (places in memory), `vault` (sealed files and their manifest),
-`tables` and `sealed` (Parquet), `log` (all of it as it lies on the disk), `sealing`,
-`compaction`. Beside it: `query` (SQL) and `reuse` (exports).
+`tables` and `sealed` (Parquet), `log` (all of it as it lies on the disk), `incoming` (what is
+on its way there), `sealing`, `compaction`. Beside it: `query` (SQL) and `reuse` (exports).
 """
 
 from __future__ import annotations
@@ -14,22 +14,18 @@ import threading
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from headrace.errors import StorageError
 from headrace.store.files import fsync_directory, storage_guard
+from headrace.store.incoming import Appended, Incoming, Item, Pending
 from headrace.store.ledger import Consumed, Entry, Rewound
 from headrace.store.log import Log
 from headrace.store.records import (
     Admitted,
-    AdmittedFact,
-    AttemptFact,
-    Fact,
     Judged,
-    JudgedFact,
     Record,
     WaveFact,
     encode,
@@ -37,9 +33,8 @@ from headrace.store.records import (
     encode_rewound,
     encode_wave,
     fact_of,
-    names_of,
 )
-from headrace.store.segments import OVERHEAD, SegmentWriter, cut, frame, path_of
+from headrace.store.segments import SegmentWriter, cut, frame, path_of
 from headrace.types import Trajectory, Verdict, VerifierRef
 
 if TYPE_CHECKING:
@@ -70,39 +65,12 @@ class Wave:
 
 
 @dataclass(frozen=True, slots=True)
-class Appended:
-    """What became of a record: it is durable, and `new` unless it had been there before."""
-
-    new: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Sealing:
     """What a seal did: how many segments, and their bytes before and after."""
 
     segments: int
     bytes_before: int
     bytes_after: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Item:
-    """A record about to be written."""
-
-    fact: Fact
-    payload: bytes
-
-    @property
-    def keys(self) -> list[Hashable]:
-        return names_of(self.fact)
-
-
-@dataclass(frozen=True, slots=True)
-class _Pending:
-    """A record on its way to the disk."""
-
-    fact: Fact
-    future: Future[Appended]
 
 
 class TrajectoryStore:
@@ -136,11 +104,11 @@ class TrajectoryStore:
             with storage_guard(directory):
                 directory.mkdir(parents=True, exist_ok=True)
         self.log = Log(directory, sealed)
-        self._pending: dict[Hashable, _Pending] = {}
+        self._incoming = Incoming(self.log)
         self._sealing = threading.Lock()
         self._writer = None if read_only else self._opened(segment_bytes)
 
-    def _opened(self, segment_bytes: int) -> SegmentWriter:
+    def _opened(self, segment_bytes: int) -> SegmentWriter[Pending]:
         """A writer behind the last acknowledged record."""
         for number in self.log.manifest.segments:  # sealed, but not yet removed when killed
             self._remove(number)
@@ -149,7 +117,9 @@ class TrajectoryStore:
         if tail.first_format and end:
             cut(self.directory, segment, end)
             segment, end = segment + 1, 0
-        writer = SegmentWriter(self.directory, segment, end, segment_bytes=segment_bytes)
+        writer = SegmentWriter[Pending](
+            self.directory, segment, end, segment_bytes=segment_bytes, owner=self._incoming
+        )
         if end and not tail.marked:
             writer.mark()
         return writer
@@ -169,9 +139,9 @@ class TrajectoryStore:
         what `codec.trajectory_to_json` raises. The future raises StorageError when the write
         fails; the record is then not in the store. Futures are done in a thread of the store.
         """
-        item = _Item(fact_of(record), encode(record))
+        item = Item.of(fact_of(record), encode(record))
         with self.log.lock:
-            twin = self._twin(item)
+            twin = self._incoming.twin(item)
             return self._submit([item]) if twin is None else twin
 
     def append_wave(self, key: str, trajectories: Sequence[Trajectory]) -> Appended:
@@ -183,15 +153,15 @@ class TrajectoryStore:
         """
         ids = tuple(dict.fromkeys(trajectory.id for trajectory in trajectories))
         wave = WaveFact(key, ids)
-        members = [_Item(fact_of(told), encode_member(told)) for told in trajectories]
+        members = [Item.of(fact_of(told), encode_member(told)) for told in trajectories]
         with self.log.lock:
-            if key in self.log.index.waves or ("wave", key) in self._pending:
+            if key in self.log.index.waves or ("wave", key) in self._incoming:
                 raise ValueError(f"wave {key} is already in the log")
-            fresh: dict[Hashable, _Item] = {}
+            fresh: dict[Hashable, Item] = {}
             for item in members:
-                if self._twin(item) is None:
-                    fresh.setdefault(item.keys[0], item)
-            done = self._submit([*fresh.values(), _Item(wave, encode_wave(wave))])
+                if self._incoming.twin(item) is None:
+                    fresh.setdefault(item.names[0], item)
+            done = self._submit([*fresh.values(), Item.of(wave, encode_wave(wave))])
         return self._settled(done)
 
     def rewind_consumed(self, step: int) -> None:
@@ -201,14 +171,14 @@ class TrajectoryStore:
         with self.log.lock:
             if not self.log.index.ledger.is_after(step):
                 return
-            done = self._submit([_Item(mark, encode_rewound(mark))])
+            done = self._submit([Item.of(mark, encode_rewound(mark))])
         self._settled(done)
 
     def flush(self) -> None:
         """Return once everything that was appended before is durable."""
         self._settled(self._submit([]))
 
-    def _writing(self) -> SegmentWriter:
+    def _writing(self) -> SegmentWriter[Pending]:
         if self._writer is None:
             raise StorageError(
                 "the trajectory log is closed or read-only",
@@ -217,61 +187,18 @@ class TrajectoryStore:
             )
         return self._writer
 
-    def _twin(self, item: _Item) -> Future[Appended] | None:
-        """The answer to a record that is stored or on its way; None for a new one."""
-        fact = item.fact
-        if self._knows(fact):
-            return _done(Appended(new=False))
-        twins = [self._pending[key] for key in item.keys if key in self._pending]
-        if not twins:
-            return None
-        if isinstance(fact, Consumed) and any(twin.fact != fact for twin in twins):
-            raise ValueError(f"step {fact.step} consumes a group that is being consumed otherwise")
-        return _then(twins[-1].future, Appended(new=False))
-
-    def _knows(self, fact: Fact) -> bool:
-        index = self.log.index
-        match fact:
-            case AttemptFact(group, attempt):
-                return index.row(group, attempt) is not None
-            case AdmittedFact(group):
-                return index.admission(group) is not None
-            case JudgedFact(trajectory):
-                stored = index.row_of(trajectory) is not None
-                if not stored and ("attempt", trajectory) not in self._pending:
-                    raise ValueError(f"a verdict on {trajectory}, which is not stored")
-                return stored and index.knows_verdict(fact)
-            case Consumed():
-                return index.ledger.is_known(fact)
-            case WaveFact() | Rewound():
-                return False
-
-    def _submit(self, items: Sequence[_Item]) -> Future[Appended]:
+    def _submit(self, items: Sequence[Item]) -> Future[Appended]:
         """Give records to the writer as one; they are in the index when the future is done."""
-        future = self._writing().submit(
-            b"".join([frame(item.payload) for item in items]),
-            Appended(new=True),
-            landed=partial(self._landed, [(item.fact, len(item.payload)) for item in items]),
-            dropped=partial(self._forget, [item.fact for item in items]),
-        )
-        for item in items:
-            for key in item.keys:
-                self._pending[key] = _Pending(item.fact, future)
-        return future
-
-    def _landed(self, facts: Sequence[tuple[Fact, int]], segment: int, offset: int) -> None:
+        writer = self._writing()
+        frames = [frame(item.payload) for item in items]
         with self.log.lock:
-            self.log.opened(segment)
-            for fact, length in facts:
-                self.log.index.apply(fact, segment, offset, length)
-                offset += OVERHEAD + length
-            self._forget([fact for fact, _ in facts])
-
-    def _forget(self, facts: Iterable[Fact]) -> None:
-        with self.log.lock:
-            for fact in facts:
-                for key in names_of(fact):
-                    del self._pending[key]
+            pending = self._incoming.add(items)
+            try:
+                writer.submit(frames, pending)
+            except StorageError:
+                self._incoming.forget(pending)
+                raise
+        return pending.future
 
     def _settled(self, future: Future[Appended]) -> Appended:
         try:
@@ -472,24 +399,3 @@ class TrajectoryStore:
 
 
 WaveLog = TrajectoryStore
-
-
-def _done(result: Appended) -> Future[Appended]:
-    future: Future[Appended] = Future()
-    future.set_result(result)
-    return future
-
-
-def _then(first: Future[Appended], result: Appended) -> Future[Appended]:
-    """A future that is `result` once `first` is done, or fails as it does."""
-    future: Future[Appended] = Future()
-
-    def settle(done: Future[Appended]) -> None:
-        error = done.exception()
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(error)
-
-    first.add_done_callback(settle)
-    return future
