@@ -556,6 +556,14 @@ def test_the_words_of_a_failing_engine_are_in_the_error(faked: Faked) -> None:
     assert "no space left on device" in reason
 
 
+def test_what_an_engine_leaves_running_has_the_state_directory_for_its_files(
+    faked: Faked, tmp_path: Path
+) -> None:
+    """podman's monitor writes a file `oom` where it was started when memory runs out."""
+    faked("podman", "import os\nprint(os.getcwd())")
+    assert PODMAN.must("ps") == f"{tmp_path / 'state'}\n"
+
+
 def test_an_engine_that_is_not_there_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

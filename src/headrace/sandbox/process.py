@@ -156,7 +156,8 @@ def kill_tree(tag: str, *, session: int = -1, user: int = -1) -> None:
     """
     deadline = time.monotonic() + _KILL_S
     while found := _tree(tag.encode(), session, user):
-        for pid in found:
+        # Its leader first: a shell that sees its command killed ends by itself, with a code.
+        for pid in sorted(found, key=lambda pid: pid != session):
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:

@@ -27,9 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import UsageError
-from headrace.sandbox.engine.box import EngineSandbox, Started
+from headrace.sandbox.engine.box import EngineSandbox
 from headrace.sandbox.engine.cli import DOCKER, PODMAN, Engine, epoch_of
 from headrace.sandbox.engine.files import Snapshots
+from headrace.sandbox.engine.home import Started
 from headrace.sandbox.engine.view import BoxView
 from headrace.sandbox.spec import (
     Backend,

@@ -16,12 +16,12 @@ import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from headrace.errors import UsageError
 from headrace.sandbox.egress.proxy import EgressProxy, listen_in_namespace
-from headrace.sandbox.engine.cli import Engine
 from headrace.sandbox.engine.files import complete, only_of, without_top
+from headrace.sandbox.engine.home import Home, Started
 from headrace.sandbox.engine.scripts import (
     NEEDED,
     PACK,
@@ -50,7 +50,7 @@ from headrace.sandbox.spec import (
     User,
 )
 
-__all__ = ["EngineSandbox", "Home", "Started"]
+__all__ = ["EngineSandbox"]
 
 _FIRST_UID = 20000
 _UIDS = 13000
@@ -63,39 +63,6 @@ _SIGNALS = 64
 _RECORDS = 5
 _LIMITS = ExecLimits()
 _USERS: tuple[User, ...] = ("agent", "verifier")
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """A container that runs: how the host sees it, the archive that its working directory
-    starts with, and its image."""
-
-    view: BoxView
-    seed: Path | None
-    image: str
-
-
-class Home(Protocol):
-    """What a sandbox needs of its backend."""
-
-    @property
-    def engine(self) -> Engine: ...
-
-    @property
-    def snapshots(self) -> Path: ...
-
-    @property
-    def proved(self) -> set[str]: ...
-
-    def start(self, box: EngineSandbox) -> Started: ...
-
-    def discard(self, box: EngineSandbox) -> None: ...
-
-    def forget(self, box: EngineSandbox) -> None: ...
-
-    async def begin(
-        self, spec: SandboxSpec, id: str, *, tree: Path | None, depth: int
-    ) -> EngineSandbox: ...
 
 
 @dataclass(frozen=True, slots=True)

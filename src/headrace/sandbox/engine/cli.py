@@ -18,6 +18,7 @@ from datetime import datetime
 from typing import IO, Any
 
 from headrace.sandbox.spec import SandboxFailure
+from headrace.sandbox.state import state_root
 
 __all__ = ["DOCKER", "PODMAN", "Answer", "Engine", "epoch_of"]
 
@@ -69,10 +70,12 @@ class Engine:
         """Run a command of the engine to its end; `into` takes its stdout.
 
         A command that is not over in time is killed with its children, and a SandboxFailure.
+        It runs in the state directory: monitors that it leaves write there when memory is short.
         """
         command = [self.program, *args]
         with subprocess.Popen(
             command,
+            cwd=state_root(),
             stdin=subprocess.DEVNULL,
             stdout=into or subprocess.PIPE,
             stderr=subprocess.PIPE,

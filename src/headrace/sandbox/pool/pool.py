@@ -1,10 +1,10 @@
 """Warm sandboxes under leases: lent one by one, closed or made new when they come back.
 
 `acquire` is what callers use. Behind it: a queue in which nobody overtakes who waits for room
-(`roster`), backends in order of preference with a breaker each, a row in a file for everything
-that exists or may (`starter`), and one task that renews the rows, ends what expired, keeps
-what is warm warm and lets what idles go. Refusal rather than degradation: a sandbox of a class
-weaker than that of the first choice is never given in its place.
+(`roster`), backends in order of preference (`requests`) with a breaker each, a row in a file for
+everything that exists or may (`starter`), and one task that renews the rows, ends what expired,
+keeps what is warm warm and lets what idles go. Refusal rather than degradation: a sandbox of a
+class weaker than that of the first choice is never given in its place.
 
 One event loop; callers without one use `portal`. Known by environments, callers of verifiers
 and the command line; knows backends by protocol.
@@ -15,8 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import random
-from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 
@@ -26,7 +24,8 @@ from headrace.sandbox.pool.handle import PooledSandbox
 from headrace.sandbox.pool.leases import Leases, State
 from headrace.sandbox.pool.options import PoolOptions
 from headrace.sandbox.pool.reaper import reap
-from headrace.sandbox.pool.roster import Member, Roster, Ticket
+from headrace.sandbox.pool.requests import Requests
+from headrace.sandbox.pool.roster import Member, Roster
 from headrace.sandbox.pool.starter import Starter, within
 from headrace.sandbox.pool.stats import PoolStats, Recorder
 from headrace.sandbox.spec import (
@@ -34,7 +33,6 @@ from headrace.sandbox.spec import (
     Sandbox,
     SandboxFailure,
     SandboxGone,
-    SandboxRefused,
     SandboxSpec,
 )
 
@@ -68,16 +66,16 @@ class Pool:
             evict=lambda member: self._retire(member, "its room was needed"),
             clock=lambda: asyncio.get_running_loop().time(),
         )
-        self._random = random.Random()
+        self._requests = Requests(
+            self._roster, self._starter, self.options, self._recorder, self._must_be_open
+        )
         self._fill_after = 0.0
         self._reap_after = 0.0
         self._background = Background(self._fill)
         self._fills: set[asyncio.Task[None]] = set()
         self._tender: asyncio.Task[None] | None = None
         self._open = False
-        self._empty = asyncio.Event()
         self._unclosed: dict[str, str] = {}
-        self._infra_failed = 0
 
     async def __aenter__(self) -> Pool:
         await self.start()
@@ -115,9 +113,9 @@ class Pool:
         self._must_be_open()
         self._roster.used[spec] = self._leases.clock()
         ticket = self._roster.ticket(spec)
-        async with self._waiting(ticket, timeout_s):
+        async with self._requests.waiting(ticket, timeout_s):
             while True:
-                member = await self._obtain(ticket)
+                member = await self._requests.obtain(ticket)
                 if await self._fit(member) and (handle := self._lend(member)) is not None:
                     self._fill_soon()
                     return handle
@@ -169,15 +167,16 @@ class Pool:
         if backend is not None and backend.capabilities().fork == "native":
             return await self._fork_into_warm(sandbox, backend, count, timeout_s)
         ticket = self._roster.ticket(parent.spec, count=count, fresh=True)
-        async with self._waiting(ticket, timeout_s):
-            children = await self._granted(ticket)
+        async with self._requests.waiting(ticket, timeout_s):
+            children = await self._requests.granted(ticket)
             ticket.waits_for = f"a fork of {sandbox.id}"
             try:
                 await self._starter.fork(parent, children)
             except BaseException as error:
                 if isinstance(error, SandboxFailure):
                     self._starter.crashed(parent, str(error))
-                self._drop(children)
+                for child in children:
+                    self._roster.drop(child)
                 raise
         return self._lend_all(children)
 
@@ -216,69 +215,7 @@ class Pool:
             self._end_loan(member, "it was closed")
             await asyncio.shield(self._background.spawn(self._close(member)))
 
-    # --- getting one -----------------------------------------------------------------------
-
-    async def _obtain(self, ticket: Ticket) -> Member:
-        """An idle sandbox or a started one, retried and on other backends as allowed."""
-        plan = await self._starter.plan(ticket.spec)
-        failures: Counter[str] = Counter()
-        while True:
-            self._must_be_open()
-            (member,) = await self._granted(ticket)
-            if member.raw is not None:
-                return member
-            chosen = self._starter.admit(plan, ticket.spec.image)
-            if chosen is None:
-                self._drop([member])
-                self._hold(ticket, plan)
-                continue
-            backend, attempt = chosen
-            ticket.waits_for = f"{backend.name} to start it"
-            try:
-                await self._starter.begin(member, backend, attempt)
-            except (SandboxFailure, SandboxRefused) as failure:
-                self._drop([member])
-                failures[backend.name] += 1
-                if isinstance(failure, SandboxRefused) or (
-                    failures[backend.name] > self.options.retries
-                ):
-                    plan.remove(backend)
-                if not plan:
-                    raise
-                self._recorder.count(backend.name, "retried")
-                self._back_off(ticket, failures.total(), failure)
-            except BaseException:
-                self._drop([member])
-                raise
-            else:
-                return member
-
-    async def _granted(self, ticket: Ticket) -> list[Member]:
-        ticket.waits_for = ticket.waits_for if ticket.held_until else ""
-        self._roster.join(ticket)
-        try:
-            if not ticket.granted.done():
-                await ticket.granted
-        except BaseException:
-            self._roster.leave(ticket)
-            raise
-        return ticket.granted.result()
-
-    def _hold(self, ticket: Ticket, plan: Sequence[Backend]) -> None:
-        """Every breaker is open: nothing is started for it until one could close."""
-        names = ", ".join(backend.name for backend in plan)
-        ticket.waits_for = f"the breaker of {names} to let a start of {ticket.spec.image!r} through"
-        self._not_before(ticket, self._starter.retry_in(plan, ticket.spec.image) + 0.001)
-
-    def _back_off(self, ticket: Ticket, tries: int, failure: HeadraceError) -> None:
-        base = min(self.options.backoff_s * 2 ** (tries - 1), self.options.backoff_most_s)
-        ticket.waits_for = f"another try after: {failure}"
-        self._not_before(ticket, base * self._random.uniform(0.5, 1.0))
-
-    def _not_before(self, ticket: Ticket, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
-        ticket.held_until = loop.time() + seconds
-        loop.call_at(ticket.held_until + 1e-4, self._roster.serve)
+    # --- lending what was got --------------------------------------------------------------
 
     async def _fit(self, member: Member) -> bool:
         """Whether an idle sandbox is still good; one that is not is closed."""
@@ -329,29 +266,8 @@ class Pool:
 
     async def _warm_one(self, spec: SandboxSpec, timeout_s: float | None) -> None:
         ticket = self._roster.ticket(spec, fresh=True)
-        async with self._waiting(ticket, timeout_s):
-            self._shelve(await self._obtain(ticket))
-
-    @asynccontextmanager
-    async def _waiting(self, ticket: Ticket, timeout_s: float | None) -> AsyncGenerator[None]:
-        """Deadline of a request, and the count of those that infrastructure made fail."""
-        seconds = self.options.wait_s if timeout_s is None else timeout_s
-        limit = asyncio.timeout(seconds)
-        try:
-            async with limit:
-                yield
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            self._infra_failed += 1
-            raise SandboxFailure(
-                f"no sandbox within {seconds:g} s: waited for {self._roster.why(ticket)}",
-                where=ticket.spec.image,
-                hint="a longer timeout, or a pool that holds or starts more",
-            ) from error
-        except SandboxFailure:
-            self._infra_failed += 1
-            raise
+        async with self._requests.waiting(ticket, timeout_s):
+            self._shelve(await self._requests.obtain(ticket))
 
     # --- what became of it -----------------------------------------------------------------
 
@@ -392,7 +308,7 @@ class Pool:
         except SandboxFailure as error:
             self._unclosed[member.id] = error.what
         finally:
-            self._drop([member])
+            self._roster.drop(member)
 
     def _shelve(self, member: Member) -> None:
         """A sandbox that was just started waits for a borrower."""
@@ -406,12 +322,6 @@ class Pool:
                 self._retire(member, "it could not be kept warm")
         if warm:
             self._roster.shelve(member, self._leases.clock())
-
-    def _drop(self, members: Sequence[Member]) -> None:
-        for member in members:
-            self._roster.drop(member)
-        if not self._roster.members:
-            self._empty.set()
 
     # --- upkeep ----------------------------------------------------------------------------
 
@@ -471,7 +381,7 @@ class Pool:
 
     def _drop_unstarted(self, member: Member) -> None:
         if member.raw is None:
-            self._drop([member])
+            self._roster.drop(member)
 
     async def _reap(self) -> None:
         self._reap_after = asyncio.get_running_loop().time() + self.options.reap_s
@@ -493,7 +403,7 @@ class Pool:
             },
             waiting=self._roster.waiting,
             starting=self._roster.starting,
-            infra_failed=self._infra_failed,
+            infra_failed=self._requests.failed,
             lease_errors=self._background.storage_errors,
             lease_error=self._background.storage_error,
         )
@@ -531,12 +441,9 @@ class Pool:
             )
 
     async def _emptied(self) -> None:
-        self._empty.clear()
         with contextlib.suppress(SandboxFailure):
             async with within(self.options.close_s, "the end of the sandboxes"):
-                while self._roster.members:
-                    self._empty.clear()
-                    await self._empty.wait()
+                await self._roster.emptied()
         await self._background.end(within_s=_LAST_S)
         for member in self._roster.members.values():
             self._unclosed[member.id] = "it did not end in time"

@@ -91,6 +91,7 @@ class Roster:
         self._queue: list[Ticket] = []
         self._counts: Counter[State] = Counter()
         self._numbers = itertools.count()
+        self._empty = asyncio.Event()
 
     @property
     def waiting(self) -> int:
@@ -189,6 +190,12 @@ class Roster:
         self._remove(member)
         self.serve()
 
+    async def emptied(self) -> None:
+        """Wait until none exists."""
+        while self.members:
+            self._empty.clear()
+            await self._empty.wait()
+
     def stock(self, now: float) -> list[Member]:
         """Room reserved for what is lacking of the warm ones, if nobody waits for it."""
         room = min(self._most - len(self.members), self._may_start - self.starting)
@@ -256,6 +263,8 @@ class Roster:
     def _remove(self, member: Member) -> None:
         if self.members.pop(member.id, None) is not None:
             self._counts[member.state] -= 1
+        if not self.members:
+            self._empty.set()
 
     def _make_room(self, wanted: int) -> None:
         for _ in range(wanted - self._counts[State.CLOSING]):
