@@ -205,13 +205,16 @@ def test_a_wait_is_written_down_and_given_up_at_its_deadline(tmp_path: Path) -> 
         world.stages.seconds = lambda attempt: 1e6
         world.flow.admit([group("g")], batch="b")
         await world.flow.play("b")
+        waiting = asyncio.ensure_future(world.flow.ready(["g"]))
+        await asyncio.sleep(3.0)
+        (wait,) = read_waits(tmp_path / "waits.json")
+        assert (wait.what, wait.on) == ("verdicts", "g (2 of 2 verdicts missing)")
         with pytest.raises(InfrastructureError, match=r"g \(2 of 2 verdicts missing\)"):
-            await world.flow.ready(["g"])
+            await waiting
         assert world.clock.now() == pytest.approx(11.0, abs=1.0)
 
     in_flow(tmp_path, story, patience_s=10.0)
-    (wait,) = read_waits(tmp_path / "waits.json")
-    assert (wait.what, wait.on) == ("verdicts", "g (2 of 2 verdicts missing)")
+    assert read_waits(tmp_path / "waits.json") == []
 
 
 def test_a_programming_error_in_a_stage_reaches_whoever_waits(tmp_path: Path) -> None:

@@ -138,6 +138,7 @@ class Flow:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._waits.write(at_once=True)
 
     # --- what the pipeline asks for --------------------------------------------------------
 

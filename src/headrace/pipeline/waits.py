@@ -48,9 +48,10 @@ class Waits:
             for wait, on in self._open.values()
         ]
 
-    def write(self) -> None:
+    def write(self, *, at_once: bool = False) -> None:
         """Put the waits into the file, if they changed and the last time was a while ago."""
-        if self._path is None or self._clock.now() - self._wrote < _WRITE_EVERY_S:
+        recent = self._clock.now() - self._wrote < _WRITE_EVERY_S
+        if self._path is None or (recent and not at_once):
             return
         told = [asdict(wait) for wait in self.now()]
         if told != self._written:

@@ -286,12 +286,13 @@ def _policy_vitals(columns: _Columns) -> list[_Vital]:
             high=0.1,
         ),
         _Vital(
-            "Largest probability ratio",
-            "learner / sampler",
-            "Near 1. Large values say that single tokens moved far in one step.",
+            "Effective samples",
+            "share of tokens",
+            "Near 1: probability ratios of learner to sampler are alike. Low: the samples are too "
+            "old to say much about the policy of now.",
             (
-                Line(name="largest", values=columns.of("ratio_max"), pool="max"),
-                Line(name="mean", values=columns.of("ratio_mean"), tone="second"),
+                Line(name="effective", values=columns.of("effective_share")),
+                Line(name="corrected", values=columns.of("corrected_share"), tone="second"),
             ),
         ),
         _Vital(
@@ -301,24 +302,6 @@ def _policy_vitals(columns: _Columns) -> list[_Vital]:
             "how far the weights moved in the meantime.",
             (Line(name="KL", values=columns.of("kl_behaviour")),),
             high=0.001,
-        ),
-        _Vital(
-            "Age of the tokens trained on",
-            "policy versions",
-            "Zero when synchronous, never above play.max_lag.",
-            (
-                Line(name="oldest", values=columns.of("lag", "max"), pool="max"),
-                Line(name="mean", values=columns.of("lag", "mean"), tone="second"),
-            ),
-        ),
-        _Vital(
-            "Effective samples",
-            "share of tokens",
-            "Near 1. Low values: the samples are too old to say much about the policy of now.",
-            (
-                Line(name="effective", values=columns.of("effective_share")),
-                Line(name="corrected", values=columns.of("corrected_share"), tone="second"),
-            ),
         ),
     ]
 
