@@ -358,6 +358,24 @@ def test_a_big_request_is_not_hidden_behind_one_that_waits_for_its_own_quota() -
     run(main(), clock=bench.clock)
 
 
+def test_a_big_request_is_not_hidden_behind_one_that_has_its_place_already() -> None:
+    bench = Bench(Pool(name="gpu", capacity=1), slots(5), patience=2)
+
+    async def main() -> None:
+        tasks = [bench.start(bench.use("gpu", Needs({"gpu": 1}), seconds=500.0))]
+        await asyncio.sleep(0.1)
+        tasks.append(bench.start(bench.use("both", Needs({"gpu": 1, "slot": 1}))))
+        for number in range(40):
+            tasks.append(bench.start(bench.use("s", ONE, seconds=2.5)))
+            if number == 8:
+                tasks.append(bench.start(bench.use("big", Needs({"slot": 4}))))
+            await asyncio.sleep(1.0)
+        assert "big" in bench.served[:13]
+        await asyncio.gather(*tasks)
+
+    run(main(), clock=bench.clock)
+
+
 def test_what_is_kept_for_a_big_request_is_only_its_share() -> None:
     bench = Bench(Pool(name="gpu", capacity=2), slots(8), patience=1)
     both = Needs({"gpu": 2, "slot": 2})

@@ -39,7 +39,6 @@ PATIENCE = 16
 _Key = tuple[str, str | None]
 """A pool, or what one domain may hold of it."""
 _Draws = tuple[tuple[_Key, int], ...]
-_Lane = tuple[int, str, _Draws]
 
 
 class InfeasibleNeeds(UsageError):
@@ -168,7 +167,10 @@ class Grant:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Waiter:
-    """A request in the queue; `number` is its age, `due` its place once it was overtaken."""
+    """A request in the queue; `number` is its age, `due` once it was overtaken too often.
+
+    `draws` is what it takes from `pools` and from its `own` domain's quotas.
+    """
 
     number: int
     who: str
@@ -176,19 +178,21 @@ class _Waiter:
     priority: int
     gang: tuple[Needs, ...]
     draws: _Draws
+    pools: _Draws
+    own: _Draws
     since: float
     until: float
     granted: asyncio.Future[list[Grant]]
     overtaken: int = 0
-    due: int | None = None
+    due: bool = False
 
     @property
-    def rank(self) -> tuple[int, int, int]:
-        return (1, self.priority, self.number) if self.due is None else (0, self.due, 0)
+    def rank(self) -> tuple[int, int]:
+        return self.priority, self.number
 
-    @property
-    def lane(self) -> _Lane:
-        return self.priority, self.domain, self.draws
+
+_Lanes = dict[tuple[int, str], deque[_Waiter]]
+"""Requests for the same amounts, by priority and domain: who differs in nothing stands in line."""
 
 
 class Resources:
@@ -202,7 +206,8 @@ class Resources:
         self._clock, self._patience = clock, patience
         self._used: Counter[_Key] = Counter()
         self._held: dict[Grant, None] = {}
-        self._lanes: dict[_Lane, deque[_Waiter]] = {}
+        self._queue: dict[_Draws, _Lanes] = {}
+        self._due: list[_Waiter] = []
         self._numbers = 0
 
     async def acquire(
@@ -300,11 +305,14 @@ class Resources:
             priority=priority,
             gang=tuple(gang),
             draws=draws,
+            pools=tuple(draw for draw in draws if draw[0][1] is None),
+            own=tuple(draw for draw in draws if draw[0][1] is not None),
             since=now,
             until=now + deadline_s,
             granted=asyncio.get_running_loop().create_future(),
         )
-        self._lanes.setdefault(waiter.lane, deque()).append(waiter)
+        lanes = self._queue.setdefault(waiter.pools, {})
+        lanes.setdefault((priority, domain), deque()).append(waiter)
         self._settle()
         return waiter
 
@@ -315,7 +323,7 @@ class Resources:
                 grant.release()
             return
         self._leave(waiter)
-        if waiter.due is not None:
+        if waiter.due:
             self._settle()
 
     def _settle(self) -> None:
@@ -328,59 +336,71 @@ class Resources:
     def _next(self) -> _Waiter | None:
         """The first in order that fits into what is free and not kept for others."""
         kept: Counter[_Key] = Counter()
-        for waiter in sorted(self._heads(), key=lambda w: w.rank):
-            if all(self._room(key) - kept[key] >= amount for key, amount in waiter.draws):
-                return waiter
-            if waiter.due is not None:
+        for waiter in self._due:
+            if not waiter.granted.done():
+                if self._fits(waiter.draws, kept):
+                    return waiter
                 kept.update(dict(self._claims(waiter, kept)))
-        return None
+        first: _Waiter | None = None
+        for pools, lanes in self._queue.items():
+            if self._fits(pools, kept):
+                for waiter in _heads(lanes):
+                    earlier = first is None or waiter.rank < first.rank
+                    if earlier and not waiter.due and self._fits(waiter.own, kept):
+                        first = waiter
+        return first
+
+    def _fits(self, draws: _Draws, kept: Mapping[_Key, int]) -> bool:
+        return all(self._room(key) - kept.get(key, 0) >= amount for key, amount in draws)
 
     def _claims(self, waiter: _Waiter, kept: Mapping[_Key, int]) -> _Draws:
         """What waits for its sake: in its own domain only, if that is what stops it."""
-        own = tuple((key, amount) for key, amount in waiter.draws if key[1] is not None)
-        blocked = any(self._room(key) - kept.get(key, 0) < amount for key, amount in own)
-        return own if blocked else waiter.draws
+        return waiter.draws if self._fits(waiter.own, kept) else waiter.own
 
     def _overtake(self, served: _Waiter) -> None:
         """Count it to the oldest request that `served` overtakes on each pool."""
+        taken = {key for key, _ in served.draws}
         oldest: dict[_Key, _Waiter] = {}
-        for waiter in self._heads():
-            if waiter.number < served.number and waiter.due is None:
-                for key, _ in self._claims(waiter, {}):
-                    if key not in oldest or waiter.number < oldest[key].number:
-                        oldest[key] = waiter
-        passed = {oldest[key].number: oldest[key] for key, _ in served.draws if key in oldest}
+        for pools, lanes in self._queue.items():
+            if taken.isdisjoint(key for key, _ in pools):
+                continue
+            for waiter in _heads(lanes):
+                if waiter.number < served.number and not waiter.due:
+                    for key, _ in self._claims(waiter, {}):
+                        if key not in oldest or waiter.number < oldest[key].number:
+                            oldest[key] = waiter
+        passed = {oldest[key].number: oldest[key] for key in taken if key in oldest}
         for number in sorted(passed):
             passed[number].overtaken += 1
             if passed[number].overtaken >= self._patience:
-                self._numbers += 1
-                passed[number].due = self._numbers
-
-    def _heads(self) -> list[_Waiter]:
-        """The oldest of each lane: requests that differ in nothing wait in one line."""
-        heads: list[_Waiter] = []
-        for queue in self._lanes.values():
-            waiting = (waiter for waiter in queue if not waiter.granted.done())
-            heads.extend(itertools.islice(waiting, 1))
-        return heads
+                passed[number].due = True
+                self._due.append(passed[number])
 
     def _leave(self, waiter: _Waiter) -> None:
-        queue = self._lanes[waiter.lane]
-        queue.remove(waiter)
-        if not queue:
-            del self._lanes[waiter.lane]
+        lanes = self._queue[waiter.pools]
+        lane = lanes[waiter.priority, waiter.domain]
+        lane.remove(waiter)
+        if not lane:
+            del lanes[waiter.priority, waiter.domain]
+        if not lanes:
+            del self._queue[waiter.pools]
+        if waiter.due:
+            self._due.remove(waiter)
 
     def _waiting(self) -> Iterator[_Waiter]:
         """Whoever has not been served or cancelled (a cancelled one leaves a little later)."""
-        for queue in self._lanes.values():
-            yield from (waiter for waiter in queue if not waiter.granted.done())
+        for lanes in self._queue.values():
+            for lane in lanes.values():
+                yield from (waiter for waiter in lane if not waiter.granted.done())
 
     # --- the books -------------------------------------------------------------------------
 
     def _grant(self, waiter: _Waiter, needs: Needs) -> Grant:
+        alone = len(waiter.gang) == 1
+        draws = waiter.draws if alone else self._draws(needs, waiter.domain, waiter.who)
         grant = Grant(
             needs=needs,
-            draws=self._draws(needs, waiter.domain, waiter.who),
+            draws=draws,
             domain=waiter.domain,
             who=waiter.who,
             since=self._clock.now(),
@@ -454,8 +474,8 @@ class Resources:
         keys = {key for key, _ in waiter.draws}
         ahead = [
             other.who
-            for other in sorted(self._heads(), key=lambda w: w.rank)
-            if other.rank < waiter.rank and keys.intersection(key for key, _ in other.draws)
+            for other in itertools.takewhile(lambda other: other is not waiter, self._due)
+            if not keys.isdisjoint(key for key, _ in other.draws)
         ]
         return f"kept for {', '.join(ahead) or 'nobody'}"
 
@@ -477,6 +497,16 @@ class Resources:
         for grant in self._held:
             held[grant.domain] += dict(grant.draws).get(key, 0)
         return +held
+
+
+def _heads(lanes: _Lanes) -> Iterator[_Waiter]:
+    """The first of each lane: nobody behind it can be served before it."""
+    for lane in lanes.values():
+        first = lane[0]
+        if not first.granted.done():
+            yield first
+        else:
+            yield from itertools.islice((w for w in lane if not w.granted.done()), 1)
 
 
 def _total(gang: Sequence[Needs]) -> Needs:
