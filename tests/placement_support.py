@@ -159,6 +159,7 @@ class Stage:
         self.behave, self._start_s, self._fails = behave, start_s, fails
         self.living: set[Puppet] = set()
         self.placed_at: list[float] = []
+        self.started = 0
 
     async def place(self, spec: WorkerSpec, needs: Needs) -> Puppet:
         loop = asyncio.get_running_loop()
@@ -168,6 +169,7 @@ class Stage:
         if self._fails > 0:
             self._fails -= 1
             raise PlacementError(f"{spec.name} did not start: no memory")
+        self.started += 1
         puppet = Puppet(name, self)
         self.living.add(puppet)
         return puppet

@@ -321,12 +321,11 @@ asyncio.run(main())
 
 
 def test_killing_the_main_process_leaves_no_worker(tmp_path: Path) -> None:
-    tests = Path(__file__).parents[1]
     main = subprocess.Popen(
         [sys.executable, "-c", SUPERVISED, str(tmp_path)],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(tests)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     with main:
         assert main.stdout is not None

@@ -37,6 +37,7 @@ __all__ = [
     "SupervisorState",
     "WorkerTimeout",
     "WorkersKeepDying",
+    "WorkersStopped",
 ]
 
 SCALE_EVERY_S = 1.0
@@ -46,6 +47,10 @@ _END_S = 15.0
 
 class WorkersKeepDying(InfrastructureError):
     """Too many workers of a kind died within a short time; no more are started."""
+
+
+class WorkersStopped(InfrastructureError):
+    """The workers were stopped; work that none of them had begun is not begun any more."""
 
 
 class WorkerTimeout(InfrastructureError):
@@ -213,8 +218,9 @@ class Supervisor:
     ) -> Json:
         """Have a worker do `request` within `deadline_s` of its start.
 
-        WorkerTimeout if none takes it within `wait_s`, WorkersKeepDying if there will be none;
-        else as `Placed.call`. A call that is cancelled leaves the worker to finish unheard.
+        WorkerTimeout if none takes it within `wait_s`, WorkersKeepDying or WorkersStopped if there
+        will be none; else as `Placed.call`. A call that is cancelled leaves the worker to finish
+        unheard.
         """
         self.check()
         loop, now = asyncio.get_running_loop(), self._clock.now()
@@ -279,7 +285,7 @@ class Supervisor:
 
     async def close(self, *, deadline_s: float) -> None:
         """End all workers: what is at work may finish for `deadline_s` seconds; nothing stays."""
-        self._give_up(WorkerLost(f"the {self._spec.name} workers were stopped"))
+        self._give_up(WorkersStopped(f"the {self._spec.name} workers were stopped"))
         tasks = [seat.task for seat in self._seats if seat.task is not None]
         if self._scaling is not None:
             self._scaling.cancel()
