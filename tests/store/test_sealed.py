@@ -20,7 +20,7 @@ from headrace.errors import StorageError
 from headrace.store.compaction import Retention
 from headrace.store.ledger import Consumed
 from headrace.store.trajectories import Judged, TrajectoryStore
-from headrace.store.vault import Manifest, Vault
+from headrace.store.vault import Manifest, SealedFile, Vault
 from headrace.types import Floats, Json, Trajectory
 from store_support import LAW, bits, small_trajectory
 from trajectories_support import NEWER, admitted, attempt, first_format, read, verdict
@@ -213,6 +213,31 @@ def test_readers_beside_a_sealing_writer_always_see_everything(tmp_path: Path) -
             assert len(read(tmp_path)) == len(early)
         sealing.join()
         assert [t.id for t in opened.trajectories()] == [f"g{number}/0" for number in range(30)]
+
+
+def test_closing_waits_for_a_seal_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, go, put = threading.Event(), threading.Event(), Vault.put
+
+    def slow(vault: Vault, name: str, data: bytes) -> SealedFile:
+        entered.set()
+        assert go.wait(30)
+        return put(vault, name, data)
+
+    monkeypatch.setattr(Vault, "put", slow)
+    store = filled(tmp_path)
+    before = everything(store)
+    sealing, closing = threading.Thread(target=store.seal), threading.Thread(target=store.close)
+    sealing.start()
+    assert entered.wait(30)
+    closing.start()
+    assert closing.is_alive()
+    go.set()
+    for thread in (sealing, closing):
+        thread.join(30)
+    assert len(Manifest.read(tmp_path).segments) == 1
+    assert everything(read(tmp_path)) == before
 
 
 # --- damage --------------------------------------------------------------------------------

@@ -258,6 +258,18 @@ def test_flush_waits_for_everything_before_it(tmp_path: Path) -> None:
         assert all(future.done() for future in futures)
 
 
+def test_a_waiter_that_gives_up_does_not_take_its_record_with_it(
+    tmp_path: Path, gate: Gate
+) -> None:
+    with TrajectoryStore(tmp_path) as store:
+        future = store.append_nowait(attempt("g"))
+        assert not future.cancel()
+        gate.open.set()
+        assert future.result(30).new
+        assert store.append(attempt("h")).new
+    assert read(tmp_path).groups() == ["g", "h"]
+
+
 # --- the first format ----------------------------------------------------------------------
 
 

@@ -16,7 +16,6 @@ from headrace.store.trajectories import (
     Judged,
     TrajectoryStore,
     Wave,
-    WaveLog,
 )
 
 __all__ = [
@@ -35,7 +34,6 @@ __all__ = [
     "RunSummary",
     "TrajectoryStore",
     "Wave",
-    "WaveLog",
     "find",
     "list_runs",
     "read_events",

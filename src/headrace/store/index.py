@@ -1,8 +1,9 @@
 """What a trajectory log keeps in memory: places, not payloads.
 
-A million attempts in groups of eight, each with a verdict of its own record, take about 150 MB:
-columns of numbers, one string a group, and one integer an attempt. Facts come in the order of
-the log, whether they were just written, read from a segment or from the index of a sealed one.
+A million attempts in groups of eight, each with a verdict, take some 200 MB (measured by
+`benchmarks/pipeline_store.py`): columns of numbers, one string a group, one integer an attempt.
+Facts come in the order of the log, whether they were just written, read from a segment or from
+the index of a sealed one.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from headrace.store.segments import (
     scan,
 )
 from headrace.store.vault import Manifest, SealedSegment, Vault
-from headrace.types import Trajectory, Verdict, VerifierRef
+from headrace.types import Trajectory, Verdict
 
 if TYPE_CHECKING:
     from headrace.store.sealed import SealedReader
@@ -225,15 +225,6 @@ class Log:
             return admitted_of(parsed)
         except (StorageError, ValueError) as error:
             raise self._misread(place, error) from error
-
-    def counting(self, row: int, verifier: VerifierRef | None = None) -> Verdict | None:
-        """The verdict that counts for the attempt in a row of the index (`Index.verdict`)."""
-        with self.lock:
-            number = self.index.verdict(row, verifier)
-            if number is None:
-                return None
-            place, inside = self.index.verdicts[number], self.index.is_inside(number)
-        return self.verdict(place, inside=inside)
 
     def _source(self, place: Place) -> SealedSegment | Descriptor:
         """Where a place is now; both stay readable when the segment is sealed meanwhile."""

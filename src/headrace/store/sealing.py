@@ -97,11 +97,15 @@ class _Builder:
                 return
             place, wave = log.index.attempts[row], log.index.wave_of(row)
             consumed = log.index.ledger.of(fact.group)
-            inside = next(iter(log.index.verdicts_of(row)), None)
-            judged_at = None if inside is None else log.index.verdicts[inside]
+            verdicts = list(log.index.verdicts_of(row))
+            first = log.index.verdicts[verdicts[0]] if verdicts else None
+            counting = log.index.verdict(row)
+            own = counting is not None and log.index.is_inside(counting)
+            said_at = None if counting is None or own else log.index.verdicts[counting]
         trajectory, parsed = trajectory_of(found.parsed), found.parsed
         if "arrays" not in parsed.header:
             parsed = parse(encode(trajectory))
+        later = None if said_at is None else log.verdict(said_at, inside=False)
         self.facts.append(fact)
         self.attempts.append(
             AttemptRow(
@@ -110,12 +114,12 @@ class _Builder:
                 parsed=parsed,
                 wave=wave,
                 step=tables.step_of(fact.group) if consumed is None else consumed.step,
-                verdict=log.counting(row),
+                verdict=trajectory.verdict if own else later,
             )
         )
-        if trajectory.verdict is not None and judged_at is not None:
+        if trajectory.verdict is not None and first is not None:
             judged = Judged(trajectory.id, trajectory.verdict)
-            self.verdicts.append(VerdictRow(seq=_seq(judged_at), judged=judged, inside=True))
+            self.verdicts.append(VerdictRow(seq=_seq(first), judged=judged, inside=True))
 
     def _verdict(self, number: int, found: Found, trajectory: str) -> None:
         log = self._log

@@ -49,7 +49,6 @@ __all__ = [
     "Sealing",
     "TrajectoryStore",
     "Wave",
-    "WaveLog",
 ]
 
 PATIENCE = 600.0
@@ -346,8 +345,8 @@ class TrajectoryStore:
         """
         from headrace.store.sealing import seal_segment
 
-        writer = self._writing()
         with self._sealing:
+            writer = self._writing()
             end = writer.segment if full_only else writer.roll()
             numbers = range(len(self.log.manifest.segments), end)
             if numbers:
@@ -374,17 +373,17 @@ class TrajectoryStore:
         """
         from headrace.store.compaction import compact
 
-        writer = self._writing()
         with self._sealing:
-            return compact(self.log, keep, writer.between_flushes)
+            return compact(self.log, keep, self._writing().between_flushes)
 
     # --- closing ---------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Wait for what was appended and stop appending; reading goes on."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        """Wait for what was appended, and for a seal that goes on; reading stays possible."""
+        with self._sealing:
+            if self._writer is not None:
+                self._writer.close()
+                self._writer = None
 
     def __enter__(self) -> Self:
         return self
@@ -396,6 +395,3 @@ class TrajectoryStore:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-WaveLog = TrajectoryStore
