@@ -123,7 +123,8 @@ def recorded(root: Path, plan: Recipe, made: World, report: Report) -> RunDirect
 
 
 def _attempts(passage: Passage) -> list[Trajectory]:
-    assert passage.begun is not None and passage.played is not None
+    assert passage.begun is not None
+    assert passage.played is not None
     return [
         Trajectory(
             task=SimulatedDomain(passage.domain).task(0, 0),

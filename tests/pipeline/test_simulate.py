@@ -6,6 +6,7 @@ import asyncio
 import bisect
 import statistics
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -27,7 +28,7 @@ from headrace.pipeline.simulation import (
     simulate,
 )
 from headrace.pipeline.simulation.calibrate import passes_of
-from headrace.pipeline.simulation.engine import Engine
+from headrace.pipeline.simulation.engine import Engine, Written
 from headrace.pipeline.simulation.record import Passage
 from headrace.pipeline.virtual import VirtualClock
 from simulate_support import GROUPS, PLAY_S, SIZE, TOKENS, domain, recipe, run, world
@@ -102,7 +103,9 @@ def test_books_and_other_overheads_lengthen_a_step() -> None:
 # --- queueing laws -------------------------------------------------------------------------
 
 
-def overlap(spans: list[tuple[float | None, float | None]], since: float, until: float) -> float:
+def overlap(
+    spans: Sequence[tuple[float | None, float | None]], since: float, until: float
+) -> float:
     """Seconds that the spans have inside a window; one without an end is open."""
     total = 0.0
     for start, end in spans:
@@ -311,7 +314,7 @@ def finished(model: EngineModel, groups: list[list[int]]) -> list[float]:
         ends = [0.0] * len(groups)
         enough = [len(group) for group in groups]
 
-        async def wait(number: int, future: asyncio.Future[object]) -> None:
+        async def wait(number: int, future: asyncio.Future[list[Written]]) -> None:
             await future
             ends[number] = clock.elapsed
 

@@ -24,7 +24,7 @@ from simulate_support import domain, recipe, recorded, world
 
 PLAN = recipe(steps=12, sampler={"max_rows": 64}, verify={"workers": 64})
 MADE = World(
-    domains=(domain(0.6, LogNormal(40.0, 5.0)),),
+    domains=(domain(0.6, LogNormal(40.0, 1.5)),),
     engine=EngineModel(slots=64, pass_s=0.02, row_s=0.004, prefill_s=0.03),
     learner=LearnerModel(step_s=0.5, token_s=0.001, books_s=0.04),
     verifiers=64,
@@ -53,7 +53,14 @@ def test_seconds_and_lengths_come_back_from_a_synchronous_run(tmp_path: Path) ->
     assert any("12 steps, 48 attempts" in note for note in found.notes)
 
 
-@pytest.mark.parametrize(("schedule", "lag"), [("lockstep", 0), ("lockstep", 1), ("free", 2)])
+@pytest.mark.parametrize(
+    ("schedule", "lag"),
+    [
+        pytest.param("lockstep", 0, marks=pytest.mark.slow),
+        ("lockstep", 1),
+        pytest.param("free", 2, marks=pytest.mark.slow),
+    ],
+)
 def test_what_is_predicted_from_a_synchronous_run_is_what_the_other_schedule_does(
     tmp_path: Path, schedule: str, lag: int
 ) -> None:

@@ -125,11 +125,12 @@ class Life:
             lengths=lengths,
             version=lambda: self.version,
         )
+        saved: Json = {"step": 0, "source": self.source.state(), "supply": self.supply.state()}
         if cluster.saved is not None:
             saved = json.loads(cluster.saved)
-            self.step = self.version = saved["step"]
-            self.source.restore(saved["source"])
-            self.supply.restore(saved["supply"], self.step)
+        self.step = self.version = saved["step"]
+        self.source.restore(saved["source"])
+        self.supply.restore(saved["supply"], self.step)
 
     def _arrived(self, group: Group, attempts: Sequence[Trajectory]) -> None:
         self.supply.arrived(group, attempts)
@@ -177,22 +178,32 @@ def told(made: Cluster) -> dict[int, list[tuple[str, str, int, float | None]]]:
     }
 
 
-@pytest.mark.parametrize(("lag", "seed"), [(0, 0), (2, 0), (2, 1)])
+@pytest.mark.parametrize(
+    ("lag", "seed"),
+    [
+        pytest.param(0, 0, marks=pytest.mark.slow),
+        (2, 0),
+        pytest.param(2, 1, marks=pytest.mark.slow),
+        pytest.param(2, 2, marks=pytest.mark.slow),
+    ],
+)
 def test_in_lockstep_a_killed_run_is_trained_on_the_very_same(
     tmp_path: Path, lag: int, seed: int
 ) -> None:
-    plan = recipe(steps=7, lag=lag, verify={"honeypot_every": None})
+    plan = recipe(steps=5, lag=lag, verify={"honeypot_every": None})
     quiet = cluster(tmp_path / "quiet", plan, [])
     rng = Random(seed)
     kills = sorted(rng.uniform(0.1, 0.9) * quiet.clock.elapsed for _ in range(4))
     assert told(cluster(tmp_path / "killed", plan, kills)) == told(quiet)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 10))]
+)
 def test_running_free_a_killed_run_trains_every_task_once_with_the_scores_it_would_have(
     tmp_path: Path, seed: int
 ) -> None:
-    plan = recipe(steps=7, schedule="free", lag=2, verify={"honeypot_every": None})
+    plan = recipe(steps=5, schedule="free", lag=2, verify={"honeypot_every": None})
     quiet = cluster(tmp_path / "quiet", plan, [])
     rng = Random(seed)
     kills = sorted(rng.uniform(0.1, 0.9) * quiet.clock.elapsed for _ in range(4))

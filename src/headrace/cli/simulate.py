@@ -26,13 +26,12 @@ _BAR = 30
 
 def simulate(
     what: Annotated[
-        str | None,
+        str,
         typer.Argument(
             metavar="[RECIPE|RUN]",
             help="A recipe, as for run; or a run, whose own lengths and seconds are taken.",
-            show_default=False,
         ),
-    ] = None,
+    ] = "quickstart",
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override a value of the recipe."),
@@ -146,16 +145,13 @@ def register(app: typer.Typer) -> None:
 
 
 def _subject(
-    what: str | None, overrides: Sequence[str], runs: Path
+    what: str, overrides: Sequence[str], runs: Path
 ) -> tuple[Recipe, World | None, tuple[str, ...]]:
     """The recipe, and the world of a run with what is known of it."""
     from headrace.configure import load_recipe
     from headrace.pipeline.simulation import calibrate
-    from headrace.recipe import Recipe
     from headrace.store import find, list_runs
 
-    if what is None:
-        return Recipe(), None, ("no recipe: 8 groups of 8 attempts, and seconds as in --help",)
     named = [info.name for info in list_runs(runs)]
     is_run = what == "latest" or any(n.startswith(what) or n.endswith(what) for n in named)
     if is_run or (Path(what) / "recipe.json").exists():

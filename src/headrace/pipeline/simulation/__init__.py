@@ -1,8 +1,8 @@
 """Simulated runs: the shipped pipeline in virtual time, in a world of one's own choosing.
 
-`world` says what takes how long and what fails, `engine` and `stages` are that world, `record`
-and `meters` watch, `simulate` runs and `report` sums up; `calibrate` takes a world from a run, `assume` from what a
-person says.
+`world` says what takes how long and what fails, `engine` and `stages` are that world, `broker` is
+the shipped one in memory, `record` and `meters` watch, `simulate` runs and `report` sums up.
+`calibrate` takes a world from a run, `assume` from what a person says.
 """
 
 from headrace.pipeline.simulation.assume import Assumptions, assume

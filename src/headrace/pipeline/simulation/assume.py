@@ -116,12 +116,16 @@ def _paced(recipe: Recipe, world: World, said: Assumptions) -> EngineModel:
     now = world.engine.pass_seconds(rows)
     share = world.engine.row_s * rows / now if said.batch_cost is None else said.batch_cost
     if not 0 <= share <= 1:
-        raise UsageError(f"a share is in 0..1, not {share:g}", where="--batch-cost")
+        raise UsageError(
+            f"a share is in 0..1, not {share:g}", where="batch_cost", hint="--batch-cost 0.5"
+        )
     shaped = replace(world.engine, pass_s=now * (1 - share), row_s=now * share / rows)
     if said.play_s is None:
         return shaped
     if said.play_s <= 0:
-        raise UsageError(f"sampling takes time, not {said.play_s:g} s", where="--play-seconds")
+        raise UsageError(
+            f"sampling takes time, not {said.play_s:g} s", where="play_s", hint="--play-seconds 10"
+        )
     pace = said.play_s / _batch_seconds(recipe, replace(world, engine=shaped))
     return replace(
         shaped,

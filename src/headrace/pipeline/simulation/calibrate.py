@@ -154,9 +154,7 @@ def _batches(played: Sequence[Trajectory], *, first: int) -> dict[int, _Batch]:
     return {step: batch for step, batch in sorted(batches.items()) if batch.seconds > 0}
 
 
-def _engine(
-    batches: Mapping[int, _Batch], slots: int, recipe: Recipe
-) -> tuple[EngineModel, str]:
+def _engine(batches: Mapping[int, _Batch], slots: int, recipe: Recipe) -> tuple[EngineModel, str]:
     if not batches:
         raise RunError(
             "a free-running run does not say what a batch of its own takes",

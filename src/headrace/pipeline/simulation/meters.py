@@ -6,7 +6,7 @@ both know how long, so that means and shares can be taken between any two instan
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 
 from headrace.pipeline.virtual import VirtualClock
@@ -48,7 +48,7 @@ class States:
         self._clock = clock
         self._state = state
         self._since = clock.elapsed
-        self._seconds: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
 
     @property
     def state(self) -> str:

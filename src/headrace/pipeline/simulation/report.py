@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 
 from headrace.pipeline.simulation.record import Passage, Record, Snapshot
 from headrace.pipeline.simulation.world import World, percentile
@@ -110,7 +111,7 @@ def report(record: Record, world: World, play: PlaySpec, ledger: Mapping[str, Js
     begin, end = record.snapshots[first], record.snapshots[last]
     seconds = end.at - begin.at
     times = [s.at for s in record.snapshots[first : last + 1]]
-    steps = [after - before for before, after in zip(times, times[1:], strict=False)]
+    steps = [after - before for before, after in pairwise(times)]
     done = [p for p in record.passages.values() if p.trained_on is not None]
     steady = [p for p in done if p.trained is not None and begin.at < p.trained <= end.at]
 

@@ -81,9 +81,7 @@ class _Life:
         self._in_wave = False
         play = recipe.play
         self.record = Record(clock)
-        self.slots = ObservedSlots(
-            self.record, groups_per_step=play.groups, max_lag=play.max_lag
-        )
+        self.slots = ObservedSlots(self.record, groups_per_step=play.groups, max_lag=play.max_lag)
         self._engine = Engine(world.engine, clock, self._see)
         lengths = Lengths(play.max_new_tokens)
         self._flow = Flow(

@@ -183,14 +183,16 @@ class SimulatedStages:
         return _rng(self._seed, task, attempt, what)
 
 
-def lengths_of(domain: DomainModel, task: Task, attempts: int, *, seed: int, most: int) -> list[int]:
+def lengths_of(
+    domain: DomainModel, task: Task, attempts: int, *, seed: int, most: int
+) -> list[int]:
     """Tokens of each attempt at a task: 1..most."""
     drawn = [domain.tokens.draw(_rng(seed, task, n, "tokens")) for n in range(attempts)]
     return [min(max(1, round(length)), most) for length in drawn]
 
 
 def _rng(seed: int, task: Task, attempt: int, what: str) -> Random:
-    return Random(f"{seed} {task.domain} {task.problem} {attempt} {what}")
+    return Random(f"{what} {attempt} of {task.domain} {task.problem} with {seed}")
 
 
 class EmptyStore:

@@ -227,4 +227,3 @@ def percentile(values: Sequence[float], share: float) -> float:
         return 0.0
     ranks = [(i + 1) / len(ordered) for i in range(len(ordered))]
     return ordered[min(bisect.bisect_left(ranks, share - 1e-12), len(ordered) - 1)]
-
