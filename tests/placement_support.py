@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import StorageError
+from headrace.pipeline.needs import Needs
 from headrace.pipeline.placement.base import (
     PlacementError,
     WorkerLost,
@@ -20,7 +21,6 @@ from headrace.pipeline.placement.base import (
     WorkerState,
     WorkOverdue,
 )
-from headrace.pipeline.resources import Needs
 
 HERE = "placement_support"
 

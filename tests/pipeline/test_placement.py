@@ -17,6 +17,7 @@ import pytest
 
 from headrace.errors import Exit, InfrastructureError, StorageError, UsageError
 from headrace.pipeline.clock import SystemClock
+from headrace.pipeline.needs import Needs, Pool
 from headrace.pipeline.placement.base import (
     PlacementError,
     WorkerLost,
@@ -27,7 +28,7 @@ from headrace.pipeline.placement.base import (
 from headrace.pipeline.placement.frames import FrameError, encode, receive, receive_async
 from headrace.pipeline.placement.inside import InProcess
 from headrace.pipeline.placement.processes import LocalProcesses
-from headrace.pipeline.resources import Needs, Pool, Resources
+from headrace.pipeline.resources import Resources
 from headrace.pipeline.virtual import VirtualClock, run
 from placement_support import HERE, gone_within, is_alive
 
@@ -306,7 +307,7 @@ import asyncio, sys
 from pathlib import Path
 from headrace.pipeline.placement.base import WorkerSpec
 from headrace.pipeline.placement.processes import LocalProcesses
-from headrace.pipeline.resources import Needs
+from headrace.pipeline.needs import Needs
 
 async def main():
     placement = LocalProcesses(logs=Path(sys.argv[1]))

@@ -9,14 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import Exit, UsageError
-from headrace.pipeline.resources import (
-    Grant,
-    InfeasibleNeeds,
-    Needs,
-    Pool,
-    Resources,
-    ResourceTimeout,
-)
+from headrace.pipeline.needs import Needs, Pool
+from headrace.pipeline.resources import Grant, InfeasibleNeeds, Resources, ResourceTimeout
 from headrace.pipeline.virtual import VirtualClock, run
 
 ONE = Needs({"slot": 1})

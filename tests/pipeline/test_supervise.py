@@ -10,10 +10,11 @@ import pytest
 
 from headrace.errors import Exit, UsageError
 from headrace.pipeline.clock import SystemClock
+from headrace.pipeline.needs import Needs, Pool
 from headrace.pipeline.placement.base import WorkerLost, WorkerSpec, WorkOverdue
 from headrace.pipeline.placement.inside import InProcess
 from headrace.pipeline.placement.processes import LocalProcesses
-from headrace.pipeline.resources import Needs, Pool, Resources
+from headrace.pipeline.resources import Resources
 from headrace.pipeline.scale import Bounds, Scaler
 from headrace.pipeline.supervise import (
     Loss,

@@ -18,6 +18,7 @@ from typing import Self
 
 from headrace.errors import HeadraceError, InfrastructureError, UsageError
 from headrace.pipeline.clock import Clock
+from headrace.pipeline.needs import Needs
 from headrace.pipeline.placement.base import (
     Placed,
     Placement,
@@ -26,7 +27,7 @@ from headrace.pipeline.placement.base import (
     WorkerSpec,
     WorkOverdue,
 )
-from headrace.pipeline.resources import Needs, Wait
+from headrace.pipeline.resources import Wait
 from headrace.pipeline.scale import Scaler
 from headrace.types import Json
 

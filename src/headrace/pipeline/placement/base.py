@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, cast
 
 from headrace import errors
 from headrace.errors import HeadraceError, InfrastructureError, UsageError
-from headrace.pipeline.resources import Needs
+from headrace.pipeline.needs import Needs
 
 if TYPE_CHECKING:
     from headrace.types import Json

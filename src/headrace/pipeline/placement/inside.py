@@ -16,6 +16,7 @@ from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from headrace.errors import HeadraceError
+from headrace.pipeline.needs import Needs
 from headrace.pipeline.placement.base import (
     Caught,
     Entry,
@@ -30,7 +31,7 @@ from headrace.pipeline.placement.base import (
     resolve,
     tell_error,
 )
-from headrace.pipeline.resources import Grant, Needs, Resources
+from headrace.pipeline.resources import Grant, Resources
 
 if TYPE_CHECKING:
     from headrace.types import Json

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from headrace.errors import HeadraceError
+from headrace.pipeline.needs import Needs
 from headrace.pipeline.placement.base import (
     PlacementError,
     WorkerLost,
@@ -29,7 +30,7 @@ from headrace.pipeline.placement.base import (
     rebuild_error,
 )
 from headrace.pipeline.placement.frames import Frame, FrameError, encode, receive_async
-from headrace.pipeline.resources import Grant, Needs, Resources
+from headrace.pipeline.resources import Grant, Resources
 
 if TYPE_CHECKING:
     from headrace.types import Json
