@@ -389,7 +389,7 @@ def test_what_is_kept_for_a_big_request_is_only_its_share() -> None:
     run(main(), clock=bench.clock)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 6))
 def test_overtaking_is_bounded(seed: int, patience: int) -> None:
     """With k older requests before it, nobody sees more than (k + 1) x patience younger go."""
@@ -462,7 +462,7 @@ def test_one_that_is_cancelled_keeps_nothing_from_others() -> None:
     run(main(), clock=bench.clock)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6))
 def test_cancellation_and_timeouts_leak_nothing(seed: int) -> None:
     """Whatever is cancelled or times out when: books balance, limits hold, all is free at last."""
