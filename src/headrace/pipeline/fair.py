@@ -31,13 +31,12 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 __all__ = ["Ask", "Change", "FairQueue", "Lane", "Pick", "Place", "Priced", "Share", "draw"]
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """A domain in a priority class (0 the most urgent)."""
 
     priority: int

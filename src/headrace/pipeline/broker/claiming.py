@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 
-from headrace.pipeline.broker.database import Database, Insert
+from headrace.pipeline.broker.database import Database, Prepared, among, told_rows
 from headrace.pipeline.broker.items import Lease
 from headrace.pipeline.broker.ledger import Postings, drain
 from headrace.pipeline.broker.schema import (
@@ -29,7 +30,6 @@ __all__ = ["SET_SHARE", "Claim", "claim"]
 _CLOCK = ""
 """The domain of the row that holds a class's clock."""
 _PROMOTED_AT_ONCE = 256
-_ASKED_AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ class _Desk:
             self._promote(postings)
             rows = self._standing(postings, named, wanted)
         changes = postings.of(self._kind)
-        self._clocks = {row.priority: row.virtual for row in rows if row.domain == _CLOCK}
+        self._clocks = {row[1]: row[4] for row in rows if row[0] == _CLOCK}
         queue = FairQueue(self._shares(rows, changes), self._clocks, self._fetch, wanted=wanted)
         queue.exclude(exclude)
         queue.post(changes)
@@ -117,27 +117,26 @@ class _Desk:
         if queue is None:
             return
         queue.settle()
-        rows = [_row(self._kind, queue.shares[place]) for place in queue.touched]
-        classes = {place.priority for place in queue.touched}
-        for priority in sorted(classes):
+        changed = [queue.shares[place] for place in queue.touched]
+        for priority in {place.priority for place in queue.touched}:
             clock = queue.clocks.get(priority, 0.0)
             if self._clocks.get(priority) != clock:
-                share = Share(Place(priority, _CLOCK), Lane(), virtual=clock)
-                rows.append(_row(self._kind, share))
+                changed.append(Share(Place(priority, _CLOCK), Lane(), virtual=clock))
+        rows = [[*s.place, s.virtual, s.ready, s.running, s.size] for s in changed]
         if rows:
-            self._connection.execute(_upsert(self._database.insert), rows)
+            _WRITE.run(self._connection, of=self._kind, rows=json.dumps(rows))
 
     def _standing(
         self, postings: Postings, named: Iterable[str], wanted: int
-    ) -> Sequence[sa.Row[Any]]:
-        changed = {place.domain for place in postings.of(self._kind)}
-        asked = {"of": self._kind, "named": sorted({_CLOCK, *named, *changed}), "wanted": wanted}
-        return self._connection.execute(_STANDING, asked).all()
+    ) -> Sequence[tuple[Any, ...]]:
+        names = {_CLOCK, *named, *(place.domain for place in postings.of(self._kind))}
+        rows = json.dumps([[name] for name in names])
+        return _STANDING.run(self._connection, of=self._kind, wanted=wanted, rows=rows)
 
-    def _something_is_due(self, rows: Sequence[sa.Row[Any]]) -> bool:
+    def _something_is_due(self, rows: Sequence[tuple[Any, ...]]) -> bool:
         """Without a clock nobody has looked yet."""
-        clocks = [row for row in rows if row.domain == _CLOCK]
-        return not clocks or (clocks[0].due is not None and clocks[0].due <= self._now)
+        dues = [due for domain, *_, due in rows if domain == _CLOCK]
+        return not dues or (dues[0] is not None and dues[0] <= self._now)
 
     def _promote(self, postings: Postings) -> None:
         """Make ready what waited for its time; move what waited long into the next class."""
@@ -150,25 +149,25 @@ class _Desk:
             change = Change(ready=-1, size=-row.size)
             postings.add(self._kind, Place(row.priority + 1, row.domain), change)
 
-    def _shares(self, rows: Sequence[sa.Row[Any]], changes: Mapping[Place, Change]) -> list[Share]:
-        lanes = {row.domain: Lane(int(row.lane or 0), row.most) for row in rows}
-        made = [
-            Share(
-                Place(row.priority, row.domain),
-                lanes[row.domain],
-                weight=row.weight,
-                virtual=row.virtual,
-                ready=row.ready,
-                running=row.running,
-                size=row.size,
-            )
-            for row in rows
-            if row.domain != _CLOCK
-        ]
-        new = sorted(changes.keys() - {share.place for share in made}, key=_in_order)
-        return made + self._new_shares(new, lanes)
+    def _shares(
+        self, rows: Sequence[tuple[Any, ...]], changes: Mapping[Place, Change]
+    ) -> list[Share]:
+        lanes: dict[str, Lane] = {}
+        made: dict[Place, Share] = {}
+        for domain, priority, weight, most, virtual, ready, running, size, busy, _ in rows:
+            if domain != _CLOCK:
+                lane = lanes.setdefault(domain, Lane(int(busy), most))
+                place = Place(priority, domain)
+                made[place] = Share(place, lane, weight, virtual, ready, running, size)
+        clocks = {Place(place.priority, _CLOCK) for place in changes} - {
+            Place(priority, _CLOCK) for priority in self._clocks
+        }
+        self._insert([Share(place, Lane()) for place in sorted(clocks)])
+        new = [place for place in changes if place not in made]
+        return [*made.values(), *self._new_shares(sorted(new), lanes)]
 
     def _new_shares(self, places: Sequence[Place], lanes: dict[str, Lane]) -> list[Share]:
+        """Shares of domains that were never seen in their class, with the weights that were set."""
         if not places:
             return []
         asked = {"named": sorted({place.domain for place in places})}
@@ -178,32 +177,49 @@ class _Desk:
             row = told.get(place.domain)
             lane = lanes.setdefault(place.domain, Lane(0, None if row is None else row.most))
             made.append(Share(place, lane, weight=1.0 if row is None else row.weight))
+        self._insert(made)
         return made
 
-    def _fetch(self, asks: Sequence[Ask[_Item]]) -> list[list[_Item]]:
-        found: list[list[_Item]] = []
-        for start in range(0, len(asks), _ASKED_AT_ONCE):
-            found += self._fetch_some(asks[start : start + _ASKED_AT_ONCE])
-        return found
-
-    def _fetch_some(self, asks: Sequence[Ask[_Item]]) -> list[list[_Item]]:
-        told: dict[str, object] = {"of": self._kind}
-        for n, ask in enumerate(asks):
-            told |= {
-                f"priority_{n}": ask.place.priority,
-                f"domain_{n}": ask.place.domain,
-                f"after_{n}": 0 if ask.after is None else ask.after.id,
-                f"count_{n}": ask.count,
+    def _insert(self, new: Sequence[Share]) -> None:
+        rows = [
+            {
+                "kind": self._kind,
+                "domain": share.place.domain,
+                "priority": share.place.priority,
+                "weight": share.weight,
+                "most": share.lane.limit,
             }
+            for share in new
+        ]
+        if rows:
+            self._connection.execute(_NEW, rows)
+
+    def _fetch(self, asks: Sequence[Ask[_Item]]) -> list[list[_Item]]:
         by_place: dict[Place, list[_Item]] = {ask.place: [] for ask in asks}
-        for row in self._connection.execute(_heads(len(asks)), told):
+        for row in self._heads(asks):
             item = _Item(*row)
             by_place[item.place].append(item)
-        return [sorted(by_place[ask.place], key=lambda item: item.id) for ask in asks]
+        return [sorted(by_place[ask.place], key=_age) for ask in asks]
+
+    def _heads(self, asks: Sequence[Ask[_Item]]) -> list[tuple[Any, ...]]:
+        rows = [[*ask.place, 0 if ask.after is None else ask.after.id, ask.count] for ask in asks]
+        if not self._database.is_sqlite:
+            return _HEADS.run(self._connection, of=self._kind, rows=json.dumps(rows))
+        found: list[tuple[Any, ...]] = []
+        for priority, domain, after, count in rows:
+            found += _HEADS.run(
+                self._connection,
+                of=self._kind,
+                priority=priority,
+                domain=domain,
+                after=after,
+                count=count,
+            )
+        return found
 
 
-def _in_order(place: Place) -> tuple[int, str]:
-    return place.priority, place.domain
+def _age(item: _Item) -> int:
+    return item.id
 
 
 def _of_batch(
@@ -238,14 +254,15 @@ def _take(
     if not picks:
         return []
     base = secrets.randbits(62)  # random, so that no crash can make a token come back
-    told = {
-        "ids": [pick.item.id for pick in picks],
-        "base": base,
-        "who": asked.worker,
-        "now": now,
-        "expires": now + asked.lease_s,
-    }
-    taken = set(connection.execute(_TAKE, told).scalars())
+    chosen = _TAKE.run(
+        connection,
+        base=base,
+        who=asked.worker,
+        now=now,
+        expires=now + asked.lease_s,
+        rows=json.dumps([[pick.item.id] for pick in picks]),
+    )
+    taken = {id_ for (id_,) in chosen}
     leases: list[Lease] = []
     for pick in picks:
         item = pick.item
@@ -271,20 +288,6 @@ def _take(
     return leases
 
 
-def _row(kind: str, share: Share) -> dict[str, object]:
-    return {
-        "kind": kind,
-        "domain": share.place.domain,
-        "priority": share.place.priority,
-        "weight": share.weight,
-        "most": share.lane.limit,
-        "virtual": share.virtual,
-        "ready": share.ready,
-        "running": share.running,
-        "size": share.size,
-    }
-
-
 # --- statements ----------------------------------------------------------------------------
 
 _OF = sa.bindparam("of", type_=sa.Text)
@@ -305,11 +308,13 @@ _FIELDS = (
 )
 
 
-def _standing() -> sa.CompoundSelect[Any]:
-    """The named domains' shares, and of the others the `wanted` least served that may run.
+def _standing(is_sqlite: bool) -> sa.ClauseElement:
+    """The shares of the told domains, and of the others the `wanted` least served that may run.
 
-    Only rows of clocks say when the next item of their kind is due.
+    `lane` is what runs of a domain that has a limit. Only rows of clocks say when the next item
+    of their kind is `due`.
     """
+    told = told_rows(is_sqlite, name=sa.Text()).c.name
     siblings, pending = shares.alias(), items.alias()
     running = (
         sa.select(sa.func.sum(siblings.c.running))
@@ -322,21 +327,27 @@ def _standing() -> sa.CompoundSelect[Any]:
         .where(pending.c.kind == _OF, is_pending(pending), pending.c.due.is_not(None))
         .scalar_subquery()
     )
-    limited = shares.c.most.is_not(None)
-    lane = sa.case((sa.or_(limited, shares.c.domain.in_(_NAMED)), running), else_=0)
+    unlimited, is_clock = shares.c.most.is_(None), shares.c.domain == sa.literal_column("''")
     columns = (
-        *shares.c,
-        lane.label("lane"),
-        sa.case((shares.c.domain == _CLOCK, due), else_=None).label("due"),
+        shares.c.domain,
+        shares.c.priority,
+        shares.c.weight,
+        shares.c.most,
+        shares.c.virtual,
+        shares.c.ready,
+        shares.c.running,
+        shares.c.size,
+        sa.case((unlimited, sa.literal_column("0")), else_=running).label("lane"),
+        sa.case((is_clock, due), else_=None).label("due"),
     )
-    named = sa.select(*columns).where(shares.c.kind == _OF, shares.c.domain.in_(_NAMED))
+    named = sa.select(*columns).where(shares.c.kind == _OF, among(is_sqlite, shares.c.domain, told))
     least = (
         sa.select(*columns)
         .where(
             shares.c.kind == _OF,
-            shares.c.domain.not_in(_NAMED),
-            shares.c.ready > 0,
-            sa.or_(sa.not_(limited), running < shares.c.most),
+            shares.c.domain.not_in(sa.select(told)),
+            shares.c.ready > sa.literal_column("0"),
+            sa.or_(unlimited, running < shares.c.most),
         )
         .order_by(shares.c.priority, shares.c.virtual, shares.c.domain)
         .limit(sa.bindparam("wanted", type_=sa.Integer))
@@ -345,30 +356,39 @@ def _standing() -> sa.CompoundSelect[Any]:
     return sa.union_all(named, sa.select(least))
 
 
-_STANDING = _standing()
+_STANDING = Prepared(_standing)
 _SETTINGS = sa.select(domains).where(domains.c.domain.in_(_NAMED))
 
 
-@lru_cache(maxsize=_ASKED_AT_ONCE)
-def _heads(count: int) -> sa.CompoundSelect[Any]:
-    """The next ready items of `count` places."""
-
-    def branch(n: int) -> sa.Select[Any]:
-        found = (
-            sa.select(*_FIELDS)
-            .where(
-                items.c.kind == _OF,
-                items.c.priority == sa.bindparam(f"priority_{n}", type_=sa.Integer),
-                items.c.domain == sa.bindparam(f"domain_{n}", type_=sa.Text),
-                is_ready(items),
-                items.c.id > sa.bindparam(f"after_{n}", type_=sa.BigInteger),
-            )
-            .order_by(items.c.id)
-            .limit(sa.bindparam(f"count_{n}", type_=sa.Integer))
+def _heads(is_sqlite: bool) -> sa.ClauseElement:
+    """The next ready items of the told places; in SQLite, which knows no LATERAL, of one place."""
+    told = told_rows(
+        is_sqlite,
+        priority=sa.Integer(),
+        domain=sa.Text(),
+        after=sa.BigInteger(),
+        count=sa.Integer(),
+    )
+    asked: Any = {name: sa.bindparam(name) for name in told.c.keys()} if is_sqlite else told.c  # noqa: SIM118
+    found = (
+        sa.select(*_FIELDS)
+        .where(
+            items.c.kind == _OF,
+            items.c.priority == asked["priority"],
+            items.c.domain == asked["domain"],
+            is_ready(items),
+            items.c.id > asked["after"],
         )
-        return sa.select(found.subquery(f"head_{n}"))
+        .order_by(items.c.id)
+        .limit(asked["count"])
+    )
+    if is_sqlite:
+        return found
+    heads = found.correlate(told).lateral("heads")
+    return sa.select(*heads.c).select_from(told.join(heads, sa.true()))
 
-    return sa.union_all(*(branch(n) for n in range(count)))
+
+_HEADS = Prepared(_heads)
 
 
 def _due(condition: sa.ColumnElement[bool], table: sa.FromClause) -> sa.ScalarSelect[int]:
@@ -408,23 +428,6 @@ _BATCH_DOMAINS = sa.select(items.c.domain).where(*_BATCH_OPEN).distinct()
 _BATCH = (
     sa.select(*_FIELDS, items.c.state).where(*_BATCH_OPEN).order_by(items.c.priority, items.c.id)
 )
-_TAKE = (
-    sa.update(items)
-    .where(
-        items.c.id.in_(sa.bindparam("ids", type_=sa.BigInteger, expanding=True)), is_ready(items)
-    )
-    .values(
-        state=LEASED,
-        token=sa.bindparam("base", type_=sa.BigInteger) + items.c.id,
-        worker=sa.bindparam("who", type_=sa.Text),
-        since=_NOW,
-        due=sa.bindparam("expires", type_=sa.Double),
-        attempts=items.c.attempts + 1,
-    )
-    .returning(items.c.id)
-)
-
-
 _CLOCKS = shares.alias()
 _NOW_OF_CLASS = (
     sa.select(_CLOCKS.c.virtual)
@@ -448,12 +451,45 @@ SET_SHARE = (
 """A domain's weight and limit, from the clock on."""
 
 
-@lru_cache(maxsize=2)
-def _upsert(insert: Insert) -> sa.Executable:
-    """Rows are returned, since only then does SQLAlchemy send many in one statement."""
-    statement = insert(shares)
-    changing = ("virtual", "ready", "running", "size")
-    return statement.on_conflict_do_update(
+def _take_told(is_sqlite: bool) -> sa.ClauseElement:
+    told = told_rows(is_sqlite, id=sa.BigInteger())
+    return (
+        sa.update(items)
+        .where(among(is_sqlite, items.c.id, told.c.id), is_ready(items))
+        .values(
+            state=LEASED,
+            token=sa.bindparam("base", type_=sa.BigInteger) + items.c.id,
+            worker=sa.bindparam("who", type_=sa.Text),
+            since=_NOW,
+            due=sa.bindparam("expires", type_=sa.Double),
+            attempts=items.c.attempts + 1,
+        )
+        .returning(items.c.id)
+    )
+
+
+_TAKE = Prepared(_take_told)
+_NEW = sa.insert(shares).values(virtual=0.0, ready=0, running=0, size=0)
+
+
+def _write(is_sqlite: bool) -> sa.ClauseElement:
+    """New values for the told shares. They all exist, which an upsert looks up one by one."""
+    count, changing = sa.BigInteger(), ("virtual", "ready", "running", "size")
+    told = told_rows(
+        is_sqlite,
+        priority=sa.Integer(),
+        domain=sa.Text(),
+        virtual=sa.Double(),
+        ready=count,
+        running=count,
+        size=count,
+    )
+    values = sa.select(_OF, sa.literal_column("1"), *told.c).where(sa.true())
+    insert = (sqlite.insert if is_sqlite else postgresql.insert)(shares)
+    return insert.from_select(["kind", "weight", *told.c.keys()], values).on_conflict_do_update(
         index_elements=[shares.c.kind, shares.c.domain, shares.c.priority],
-        set_={name: statement.excluded[name] for name in changing},
-    ).returning(shares.c.ready)
+        set_={name: insert.excluded[name] for name in changing},
+    )
+
+
+_WRITE = Prepared(_write, returns=False)

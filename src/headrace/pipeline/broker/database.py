@@ -10,7 +10,7 @@ import contextlib
 import sqlite3
 import threading
 from collections.abc import Callable, Generator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import event, exc
@@ -21,7 +21,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, QueuePool, StaticPool
 from headrace.errors import StorageError, UsageError
 from headrace.pipeline.broker.schema import VERSION, meta, metadata
 
-__all__ = ["Database", "Insert"]
+__all__ = ["Database", "Insert", "Prepared", "among", "told_rows"]
 
 Insert = Callable[[sa.Table], sqlite.Insert | postgresql.Insert]
 """How an INSERT with ON CONFLICT begins."""
@@ -41,11 +41,65 @@ _SQLITE = (
 _POSTGRES = (
     f"SET statement_timeout = '{_BUSY_S * 2}s'",
     f"SET lock_timeout = '{_BUSY_S}s'",
-    # every statement has an index to go by, and its plan is kept while the tables grow
+    # every statement looks up rows by an index, and its plan is kept while the tables grow
     "SET enable_seqscan = off",
+    "SET enable_hashjoin = off",
+    "SET enable_mergejoin = off",
     "SET jit = off",
 )
 _CONFLICTS = ("40001", "40P01")
+
+
+class Prepared:
+    """A statement that is rendered once for each dialect and given to the driver as it is.
+
+    For what every claim and commit runs, as rendering and wrapping cost more than running.
+    `build` makes it, told whether it is for SQLite; parameters are named. `returns` says whether
+    it has a result.
+    """
+
+    def __init__(self, build: Callable[[bool], sa.ClauseElement], *, returns: bool = True) -> None:
+        self._build, self._returns = build, returns
+        self._rendered: dict[str, tuple[str, dict[str, Any]]] = {}
+
+    def run(self, connection: sa.Connection, **told: object) -> list[tuple[Any, ...]]:
+        """The rows it returns, as the driver makes them."""
+        dialect = connection.dialect
+        if dialect.name not in self._rendered:
+            compiled = self._build(dialect.name == "sqlite").compile(dialect=dialect)
+            self._rendered[dialect.name] = str(compiled), dict(compiled.params or {})
+        text, constants = self._rendered[dialect.name]
+        cursor = connection.info.get("cursor")
+        if cursor is None:
+            cursor = connection.info["cursor"] = connection.connection.cursor()
+        cursor.execute(text, {**constants, **told})
+        return list(cursor.fetchall()) if self._returns else []
+
+
+def told_rows(is_sqlite: bool, **types: sa.types.TypeEngine[Any]) -> sa.Subquery:
+    """The parameter `rows`, a JSON array of arrays, as a table with columns of these types."""
+    text = sa.bindparam("rows", type_=sa.Text)
+    unnested = (
+        sa.func.json_each(text)
+        if is_sqlite
+        else sa.func.json_array_elements(sa.cast(text, sa.JSON))
+    )
+    value = unnested.table_valued("value").c.value
+    columns = [
+        sa.cast(value.op("->>")(sa.literal_column(str(n))), type_).label(name)
+        for n, (name, type_) in enumerate(types.items())
+    ]
+    return sa.select(*columns).subquery("told")
+
+
+def among(
+    is_sqlite: bool, column: sa.ColumnElement[Any], told: sa.ColumnElement[Any]
+) -> sa.ColumnElement[bool]:
+    """Whether `column` is one of the `told`, which come first: never a scan of column's table."""
+    chosen = sa.select(told)
+    if is_sqlite:
+        return column.in_(chosen)
+    return column == sa.any_(sa.func.array(chosen.scalar_subquery()))
 
 
 class Database:
@@ -101,7 +155,7 @@ class Database:
             return
         for kind in sorted(kinds):
             statement = _LOCK if durable else _LOCK_LIGHTLY
-            connection.execute(statement, {"space": _LOCKS, "kind": kind})
+            statement.run(connection, space=_LOCKS, kind=kind)
 
     def lightly(self, connection: sa.Connection) -> None:
         """Do not wait for the disk when this transaction commits."""
@@ -117,7 +171,7 @@ class Database:
         with self._guard():
             for left in reversed(range(_TRIES)):
                 try:
-                    with self._turn, engine.begin() as connection:
+                    with self._turn, engine.begin() as connection, _wrapped(connection):
                         return work(connection)
                 except exc.DBAPIError as error:
                     if getattr(error.orig, "sqlstate", None) not in _CONFLICTS or not left:
@@ -157,13 +211,25 @@ class Database:
             )
 
 
+@contextlib.contextmanager
+def _wrapped(connection: sa.Connection) -> Generator[None]:
+    """Make errors of the driver, which `Prepared` lets through, SQLAlchemy's."""
+    driver = connection.dialect.loaded_dbapi
+    try:
+        yield
+    except driver.Error as error:
+        if connection.dialect.is_disconnect(error, connection.connection.dbapi_connection, None):
+            connection.invalidate(error)
+        raise exc.DBAPIError.instance(None, None, error, driver.Error) from error
+
+
 _LIGHTLY = sa.func.set_config("synchronous_commit", "off", True)
 _TAKEN = sa.func.pg_advisory_xact_lock(
     sa.bindparam("space", type_=sa.Integer),
     sa.func.hashtext(sa.bindparam("kind", type_=sa.Text)),
 )
-_LOCK = sa.select(_TAKEN)
-_LOCK_LIGHTLY = sa.select(_LIGHTLY, _TAKEN)
+_LOCK = Prepared(lambda _: sa.select(_TAKEN), returns=False)
+_LOCK_LIGHTLY = Prepared(lambda _: sa.select(_LIGHTLY, _TAKEN), returns=False)
 
 
 def _engine(url: sa.URL, *, is_sqlite: bool) -> sa.Engine:
@@ -171,6 +237,7 @@ def _engine(url: sa.URL, *, is_sqlite: bool) -> sa.Engine:
         in_memory = url.database in (None, "", ":memory:")
         engine = sa.create_engine(
             url,
+            paramstyle="named",
             poolclass=StaticPool if in_memory else QueuePool,
             connect_args={"timeout": _BUSY_S, "check_same_thread": False},
         )

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import sqlalchemy as sa
 
+from headrace.pipeline.broker.database import Prepared
 from headrace.pipeline.broker.schema import LEASED, READY, WAITING, ledger, shares
 from headrace.pipeline.fair import Change, Place
 
@@ -48,31 +49,15 @@ class Postings:
         self.add(kind, place, change)
 
     def write(self, connection: sa.Connection) -> None:
-        rows = [
-            {
-                "kind": kind,
-                "size": sum(change.size for change in changes.values()),
-                "changes": json.dumps(
-                    [_fields(p, c) for p, c in sorted(changes.items(), key=_order)]
-                ),
-            }
-            for kind, changes in sorted(self._changes.items())
-        ]
-        if rows:
-            connection.execute(_INSERT, rows)
-
-
-def _order(item: tuple[Place, Change]) -> tuple[int, str]:
-    return item[0].priority, item[0].domain
-
-
-def _fields(place: Place, change: Change) -> list[object]:
-    return [place.priority, place.domain, change.ready, change.running, change.size, change.cost]
+        for kind, changes in sorted(self._changes.items()):
+            fields = [(*p, c.ready, c.running, c.size, c.cost) for p, c in sorted(changes.items())]
+            size = sum(change.size for change in changes.values())
+            _INSERT.run(connection, kind=kind, size=size, changes=json.dumps(fields))
 
 
 def drain(connection: sa.Connection, kind: str, postings: Postings) -> None:
     """Take what the ledger holds of `kind` out of it and add it to `postings`."""
-    for text in connection.execute(_DRAIN, {"of": kind}).scalars():
+    for (text,) in _DRAIN.run(connection, of=kind):
         for place, change in _changes(text):
             postings.add(kind, place, change)
 
@@ -87,9 +72,18 @@ def open_bytes(connection: sa.Connection, kind: str) -> int:
     return sum(int(part or 0) for part in connection.execute(_OPEN, {"of": kind}).scalars())
 
 
-_INSERT = sa.insert(ledger)
+_INSERT = Prepared(
+    lambda _: (
+        sa.insert(ledger)
+        .values({name: sa.bindparam(name) for name in ("kind", "size", "changes")})
+        .inline()
+    ),
+    returns=False,
+)
 _OF = sa.bindparam("of", type_=sa.Text)
-_DRAIN = sa.delete(ledger).where(ledger.c.kind == _OF).returning(ledger.c.changes)
+_DRAIN = Prepared(
+    lambda _: sa.delete(ledger).where(ledger.c.kind == _OF).returning(ledger.c.changes)
+)
 _OPEN = sa.union_all(
     sa.select(sa.func.sum(shares.c.size)).where(shares.c.kind == _OF),
     sa.select(sa.func.sum(ledger.c.size)).where(ledger.c.kind == _OF),

@@ -7,14 +7,14 @@ locked in the order of their ids, so that no two calls wait for each other.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 import sqlalchemy as sa
 
-from headrace.pipeline.broker.database import Database, Insert
+from headrace.pipeline.broker.database import Database, Insert, Prepared, among, told_rows
 from headrace.pipeline.broker.items import Backpressure, Done, Lease, Limits, Retry, Work
 from headrace.pipeline.broker.ledger import Postings, open_bytes
 from headrace.pipeline.broker.schema import (
@@ -42,8 +42,6 @@ __all__ = [
     "reset",
 ]
 
-_T = TypeVar("_T")
-_AT_ONCE = 50
 _EVIDENCE = 4000
 """Characters kept of what one failure leaves."""
 
@@ -63,10 +61,6 @@ class _Move:
 
 def _ready_due(priority: int, now: float, limits: Limits) -> float | None:
     return now + limits.aging_s if priority > 0 else None
-
-
-def _chunks(values: Sequence[_T]) -> Iterable[Sequence[_T]]:
-    return (values[start : start + _AT_ONCE] for start in range(0, len(values), _AT_ONCE))
 
 
 # --- in ------------------------------------------------------------------------------------
@@ -135,14 +129,8 @@ def _row(work: Work, now: float, limits: Limits) -> dict[str, object]:
 
 def heartbeat(connection: sa.Connection, leases: Sequence[Lease], until: float) -> list[Lease]:
     """Lengthen leases to `until`; those that are lost."""
-    kept: set[int] = set()
-    for chunk in _chunks(leases):
-        told = {
-            "ids": [lease.id for lease in chunk],
-            "tokens": [lease.token for lease in chunk],
-            "until": until,
-        }
-        kept |= set(connection.execute(_BEAT, told).scalars())
+    rows = json.dumps([[lease.id, lease.token] for lease in leases])
+    kept = {token for (token,) in _BEAT.run(connection, until=until, rows=rows)}
     return [lease for lease in leases if lease.token not in kept]
 
 
@@ -153,16 +141,14 @@ def commit(
     postings = Postings()
     accepted: dict[int, Done] = {}
     by_token = {done.lease.token: done for done in reversed(dones)}
-    for chunk in _chunks(list(by_token.values())):
-        told: dict[str, object] = {"now": now}
-        for n, done in enumerate(chunk):
-            told |= {f"id_{n}": done.lease.id, f"token_{n}": done.lease.token}
-            told[f"result_{n}"] = done.result
-        for row in connection.execute(_finish(len(chunk)), told):
-            done = accepted[row.token] = by_token[row.token]
-            place = Place(row.priority, row.domain)
-            cost = done.cost - row.cost
-            postings.move(row.kind, place, row.size, LEASED, DONE, cost=cost)
+    rows = [[done.lease.id, token] for token, done in by_token.items()]
+    results = {str(token): done.result for token, done in by_token.items()}
+    for token, kind, priority, domain, estimate, size in _FINISH.run(
+        connection, now=now, rows=json.dumps(rows), results=json.dumps(results)
+    ):
+        done = accepted[token] = by_token[token]
+        cost = done.cost - estimate
+        postings.move(kind, Place(priority, domain), size, LEASED, DONE, cost=cost)
     works = [work for done in accepted.values() for work in done.then]
     _insert(database, connection, works, now, limits, postings)
     postings.write(connection)
@@ -179,7 +165,7 @@ def fail(
     poison: bool,
 ) -> bool:
     """Try again later, or never; whether it will be tried again."""
-    rows = _held(connection, lease)
+    rows = _row_of(connection, lease)
     moves = [_failed(row, evidence, now, retry, poison=poison) for row in rows]
     _apply(connection, moves, now)
     return any(move.state != DEAD for move in moves)
@@ -202,7 +188,7 @@ def _failed(row: sa.Row[Any], evidence: str, now: float, retry: Retry, *, poison
 
 def release(connection: sa.Connection, lease: Lease, now: float, limits: Limits) -> bool:
     """Give a lease back as if it had never been; whether it was valid."""
-    rows = _held(connection, lease)
+    rows = _row_of(connection, lease)
     _give_back(connection, rows, now, limits)
     return bool(rows)
 
@@ -326,7 +312,7 @@ def _locked(
     return connection.execute(found).all()
 
 
-def _held(connection: sa.Connection, lease: Lease) -> Sequence[sa.Row[Any]]:
+def _row_of(connection: sa.Connection, lease: Lease) -> Sequence[sa.Row[Any]]:
     """The row that `lease` is on, if it is valid."""
     mine = items.c.id == lease.id, items.c.token == lease.token
     return _locked(connection, is_leased(items), *mine)
@@ -375,16 +361,18 @@ _MOVE = (
         token=None,
     )
 )
-_BEAT = (
-    sa.update(items)
-    .where(
-        items.c.id.in_(sa.bindparam("ids", type_=sa.BigInteger, expanding=True)),
-        items.c.token.in_(sa.bindparam("tokens", type_=sa.BigInteger, expanding=True)),
-        is_leased(items),
+
+
+def _beat(is_sqlite: bool) -> sa.ClauseElement:
+    return (
+        sa.update(items)
+        .where(*_held(is_sqlite))
+        .values(due=sa.bindparam("until"))
+        .returning(items.c.token)
     )
-    .values(due=sa.bindparam("until"))
-    .returning(items.c.token)
-)
+
+
+_BEAT = Prepared(_beat)
 
 
 @lru_cache(maxsize=2)
@@ -393,19 +381,21 @@ def _insert_new(insert: Insert) -> sa.Executable:
     return insert(items).on_conflict_do_nothing(index_elements=["key", "kind"]).returning(*returned)
 
 
-@lru_cache(maxsize=_AT_ONCE)
-def _finish(count: int) -> sa.Executable:
-    """End `count` leased items. A token is never another item's, so two lists name the pairs."""
-    ids = [sa.bindparam(f"id_{n}", type_=sa.BigInteger) for n in range(count)]
-    tokens = [sa.bindparam(f"token_{n}", type_=sa.BigInteger) for n in range(count)]
-    results = [sa.bindparam(f"result_{n}", type_=sa.Text) for n in range(count)]
-    told = [(items.c.token == token, to) for token, to in zip(tokens, results, strict=True)]
+def _held(is_sqlite: bool) -> tuple[sa.ColumnElement[bool], ...]:
+    """The leases that are told and valid. A token is never another item's."""
+    told = told_rows(is_sqlite, id=sa.BigInteger(), token=sa.BigInteger())
+    ids, tokens = (among(is_sqlite, items.c[name], told.c[name]) for name in ("id", "token"))
+    return ids, tokens, is_leased(items)
+
+
+def _finish(is_sqlite: bool) -> sa.ClauseElement:
+    results = sa.bindparam("results", type_=sa.Text)
+    by_token = results if is_sqlite else sa.cast(results, sa.JSON)
+    result = by_token.op("->>")(sa.cast(items.c.token, sa.Text))
     return (
         sa.update(items)
-        .where(items.c.id.in_(ids), items.c.token.in_(tokens), is_leased(items))
-        .values(
-            state=DONE, due=None, since=sa.bindparam("now", type_=sa.Double), result=sa.case(*told)
-        )
+        .where(*_held(is_sqlite))
+        .values(state=DONE, due=None, since=sa.bindparam("now"), result=result)
         .returning(
             items.c.token,
             items.c.kind,
@@ -415,3 +405,6 @@ def _finish(count: int) -> sa.Executable:
             items.c.size,
         )
     )
+
+
+_FINISH = Prepared(_finish)
