@@ -20,9 +20,10 @@ import numpy as np
 from headrace.data.packs import Catalogue
 from headrace.errors import InfrastructureError
 from headrace.pipeline.clock import Clock
+from headrace.pipeline.needs import Needs, Pool
 from headrace.pipeline.placement.base import WorkerSpec
 from headrace.pipeline.placement.processes import LocalProcesses
-from headrace.pipeline.resources import Needs, Pool, Resources
+from headrace.pipeline.resources import Resources
 from headrace.pipeline.supervise import Supervisor
 from headrace.protocols import Verifier
 from headrace.recipe import VerifySpec
