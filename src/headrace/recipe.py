@@ -418,6 +418,16 @@ class VerifySpec(_Part):
     alert_hacks: Annotated[float, Field(gt=0, le=1)] = 0.2
 
 
+class QueueSpec(_Part):
+    """Where the queue of the run's work is: `url` None is a file in the run's directory.
+
+    "postgresql+psycopg://USER@HOST/NAME" is a database of the run's own; what it is opened with
+    beside that comes from libpq's environment and password file, never from a recipe.
+    """
+
+    url: Annotated[str, Field(pattern=r"^postgresql\+psycopg://[^:@/]*(@|/|$)")] | None = None
+
+
 class CheckpointSpec(_Part):
     every: Positive = 10
     keep: Positive = 2
@@ -460,6 +470,7 @@ class Recipe(_Part):
     learner: LearnerSpec = LearnerSpec()
     evaluate: EvaluateSpec = EvaluateSpec()
     verify: VerifySpec = VerifySpec()
+    queue: QueueSpec = QueueSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
     stop: StopSpec = StopSpec()
 

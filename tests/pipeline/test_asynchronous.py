@@ -175,3 +175,9 @@ def test_a_wait_that_nothing_ends_is_given_up_and_says_on_whom(tmp_path: Path) -
             listener=QuietListener(),
             packs=TRYING,
         )
+
+
+def test_the_queue_of_a_run_may_be_on_postgres(tmp_path: Path, postgres_url: str) -> None:
+    run(tmp_path, play={"max_lag": 1, "schedule": "free"}, queue={"url": postgres_url})
+    assert not (tmp_path / "run" / "queue.sqlite").exists()
+    assert events(tmp_path, "step")[-1].payload["slots"]["trained"] == 12

@@ -31,8 +31,10 @@ def show_waits(directory: RunDirectory, *, json: bool) -> None:
     """What the run waited for when it last said so, and the work that is leased or delayed."""
     waits = read_waits(directory.path / "waits.json")
     queue = directory.path / "queue.sqlite"
-    if queue.exists():
-        with contextlib.closing(open_broker(f"sqlite:///{queue}", clock=SystemClock())) as broker:
+    url = (directory.recipe().get("queue") or {}).get("url")
+    if queue.exists() or url:
+        opened = open_broker(url or f"sqlite:///{queue}", clock=SystemClock())
+        with contextlib.closing(opened) as broker:
             waits += broker.waits()
     if json:
         emit_json([_told(wait) for wait in waits])

@@ -37,7 +37,7 @@ from headrace.observe.listener import Listener, StageProgress
 from headrace.observe.logfile import LoggedListener
 from headrace.observe.metrics import write_metrics
 from headrace.observe.report import write_report
-from headrace.pipeline.broker import Broker, Retry, open_broker
+from headrace.pipeline.broker import Broker, open_broker
 from headrace.pipeline.clock import Clock, SystemClock
 from headrace.pipeline.flow import Flow, FlowSpec
 from headrace.pipeline.judging import Judges, ThreadJudges, processes
@@ -377,7 +377,8 @@ def _stages(
 @contextlib.contextmanager
 def _broker(directory: RunDirectory, parts: _Parts, clock: Clock) -> Generator[Broker]:
     """The queue of this run's work; what it held is in the store too, should it be lost."""
-    broker = open_broker(f"sqlite:///{directory.path / 'queue.sqlite'}", clock=clock, retry=Retry())
+    url = parts.recipe.queue.url or f"sqlite:///{directory.path / 'queue.sqlite'}"
+    broker = open_broker(url, clock=clock)
     with contextlib.closing(broker):
         for domain in parts.recipe.tasks.domains:
             broker.set_share(domain.name, domain.weight)
