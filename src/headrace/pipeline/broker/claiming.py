@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
-from headrace.pipeline.broker.database import Database, Prepared, among, told_rows
+from headrace.pipeline.broker.database import Database, Prepared, among, insert_into, told_rows
 from headrace.pipeline.broker.items import Lease
 from headrace.pipeline.broker.ledger import Postings, drain
 from headrace.pipeline.broker.schema import (
@@ -22,6 +21,7 @@ from headrace.pipeline.broker.schema import (
     is_ready,
     items,
     shares,
+    still,
 )
 from headrace.pipeline.fair import Ask, Change, FairQueue, Lane, Pick, Place, Share, draw
 
@@ -455,7 +455,7 @@ def _take_told(is_sqlite: bool) -> sa.ClauseElement:
     told = told_rows(is_sqlite, id=sa.BigInteger())
     return (
         sa.update(items)
-        .where(among(is_sqlite, items.c.id, told.c.id), is_ready(items))
+        .where(among(is_sqlite, items.c.id, told.c.id), still(READY))
         .values(
             state=LEASED,
             token=sa.bindparam("base", type_=sa.BigInteger) + items.c.id,
@@ -485,7 +485,7 @@ def _write(is_sqlite: bool) -> sa.ClauseElement:
         size=count,
     )
     values = sa.select(_OF, sa.literal_column("1"), *told.c).where(sa.true())
-    insert = (sqlite.insert if is_sqlite else postgresql.insert)(shares)
+    insert = insert_into(shares, is_sqlite=is_sqlite)
     return insert.from_select(["kind", "weight", *told.c.keys()], values).on_conflict_do_update(
         index_elements=[shares.c.kind, shares.c.domain, shares.c.priority],
         set_={name: insert.excluded[name] for name in changing},

@@ -10,21 +10,20 @@ import contextlib
 import sqlite3
 import threading
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import event, exc
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool, StaticPool
 
 from headrace.errors import StorageError, UsageError
 from headrace.pipeline.broker.schema import VERSION, meta, metadata
 
-__all__ = ["Database", "Insert", "Prepared", "among", "told_rows"]
+__all__ = ["Database", "Prepared", "among", "insert_into", "told_rows"]
 
-Insert = Callable[[sa.Table], sqlite.Insert | postgresql.Insert]
-"""How an INSERT with ON CONFLICT begins."""
+if TYPE_CHECKING:
+    from sqlalchemy.dialects import postgresql, sqlite
 
 _T = TypeVar("_T")
 _BUSY_S = 30
@@ -74,6 +73,17 @@ class Prepared:
             cursor = connection.info["cursor"] = connection.connection.cursor()
         cursor.execute(text, {**constants, **told})
         return list(cursor.fetchall()) if self._returns else []
+
+
+def insert_into(table: sa.Table, *, is_sqlite: bool) -> sqlite.Insert | postgresql.Insert:
+    """How an INSERT with ON CONFLICT begins; the other dialect is not loaded."""
+    if is_sqlite:
+        from sqlalchemy.dialects.sqlite import insert
+
+        return insert(table)
+    from sqlalchemy.dialects.postgresql import insert as postgres_insert
+
+    return postgres_insert(table)
 
 
 def told_rows(is_sqlite: bool, **types: sa.types.TypeEngine[Any]) -> sa.Subquery:
@@ -127,7 +137,6 @@ class Database:
         self._writer = self._engine.execution_options(begin="BEGIN IMMEDIATE")
         self._turn = threading.Lock() if self.is_sqlite else contextlib.nullcontext()
         self._closed = False
-        self.insert: Insert = sqlite.insert if self.is_sqlite else postgresql.insert
         try:
             self.write(self._prepare)
         except BaseException:

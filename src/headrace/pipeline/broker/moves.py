@@ -14,7 +14,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from headrace.pipeline.broker.database import Database, Insert, Prepared, among, told_rows
+from headrace.pipeline.broker.database import Database, Prepared, among, insert_into, told_rows
 from headrace.pipeline.broker.items import Backpressure, Done, Lease, Limits, Retry, Work
 from headrace.pipeline.broker.ledger import Postings, open_bytes
 from headrace.pipeline.broker.schema import (
@@ -26,6 +26,7 @@ from headrace.pipeline.broker.schema import (
     WAITING,
     is_leased,
     items,
+    still,
 )
 from headrace.pipeline.fair import Place
 
@@ -96,7 +97,7 @@ def _insert(
     if not works:
         return 0
     rows = [_row(work, now, limits) for work in works]
-    new = connection.execute(_insert_new(database.insert), rows).all()
+    new = connection.execute(_insert_new(is_sqlite=database.is_sqlite), rows).all()
     for row in new:
         place = Place(row.priority, row.domain)
         postings.move(row.kind, place, row.size, None, row.state)
@@ -376,16 +377,20 @@ _BEAT = Prepared(_beat)
 
 
 @lru_cache(maxsize=2)
-def _insert_new(insert: Insert) -> sa.Executable:
+def _insert_new(*, is_sqlite: bool) -> sa.Executable:
     returned = (items.c.kind, items.c.priority, items.c.domain, items.c.size, items.c.state)
-    return insert(items).on_conflict_do_nothing(index_elements=["key", "kind"]).returning(*returned)
+    return (
+        insert_into(items, is_sqlite=is_sqlite)
+        .on_conflict_do_nothing(index_elements=["key", "kind"])
+        .returning(*returned)
+    )
 
 
 def _held(is_sqlite: bool) -> tuple[sa.ColumnElement[bool], ...]:
     """The leases that are told and valid. A token is never another item's."""
     told = told_rows(is_sqlite, id=sa.BigInteger(), token=sa.BigInteger())
     ids, tokens = (among(is_sqlite, items.c[name], told.c[name]) for name in ("id", "token"))
-    return ids, tokens, is_leased(items)
+    return ids, tokens, still(LEASED)
 
 
 def _finish(is_sqlite: bool) -> sa.ClauseElement:

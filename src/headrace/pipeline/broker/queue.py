@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from headrace.pipeline.broker import moves, reports
 from headrace.pipeline.broker.claiming import SET_SHARE, Claim, claim
-from headrace.pipeline.broker.database import Database
+from headrace.pipeline.broker.database import Database, insert_into
 from headrace.pipeline.broker.items import (
     Dead,
     Done,
@@ -259,7 +259,8 @@ class Broker:
             known = sa.union(sa.select(shares.c.kind), sa.select(ledger.c.kind))
             self._database.lock(connection, list(connection.scalars(known)), durable=True)
             told = {"weight": weight, "most": limit}
-            statement = self._database.insert(domains).values(domain=domain, **told)
+            insert = insert_into(domains, is_sqlite=self._database.is_sqlite)
+            statement = insert.values(domain=domain, **told)
             connection.execute(
                 statement.on_conflict_do_update(index_elements=[domains.c.domain], set_=told)
             )

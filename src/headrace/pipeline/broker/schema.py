@@ -34,6 +34,7 @@ __all__ = [
     "meta",
     "metadata",
     "shares",
+    "still",
 ]
 
 VERSION = "1"
@@ -86,6 +87,11 @@ def is_leased(table: sa.FromClause) -> sa.ColumnElement[bool]:
 def is_pending(table: sa.FromClause) -> sa.ColumnElement[bool]:
     """Ready or waiting."""
     return table.c.state < _literal(LEASED)
+
+
+def still(state: int) -> sa.ColumnElement[bool]:
+    """That rows looked up by their ids have this state: leads to no partial index instead."""
+    return items.c.state + sa.literal_column("0") == _literal(state)
 
 
 def _index(name: str, *columns: str, where: sa.ColumnElement[bool]) -> None:
