@@ -167,9 +167,11 @@ def test_the_columns_can_be_asked_for(tmp_path: Path) -> None:
         "SELECT nonsense FROM trajectories",
         "SELEC 1",
         "SELECT * FROM arrow_scan(1, 2, 3)",
-        "SELECT * FROM pandas_scan(1)",
+        "SELECT * FROM arrow_scan()",
+        "SELECT * FROM python_arrow_scan()",
+        "SELECT * FROM pandas_scan()",
         "SELECT * FROM arrow_scan_dumb(1, 2, 3)",
-        "SELECT * FROM python_map_function(1, 2)",
+        "SELECT * FROM python_map_function((SELECT 1))",
         "SELECT error('boom')",
     ],
 )
