@@ -1,4 +1,4 @@
-"""What the broker promises of groups, batches, bounds and reports, on SQLite and on a real Postgres alike."""
+"""Groups, batches, bounds and reports of the broker, on SQLite and on a real Postgres alike."""
 
 from __future__ import annotations
 
