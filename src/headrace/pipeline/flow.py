@@ -114,7 +114,7 @@ class Flow:
         self._waits, self._arrived = waits, arrived
         self._held: dict[str, _Held] = {}
         self._leases: dict[int, Lease] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
         self._breakers: dict[str, Breaker] = {}
         self._sampling = 0
         self._judging: Counter[str] = Counter()
@@ -205,6 +205,10 @@ class Flow:
     async def until(self, what: str, missing: Callable[[], Sequence[str]]) -> None:
         """Wait until nothing is missing any more; asked whenever something has moved."""
         await self._until(what, missing)
+
+    def beside(self, work: Coroutine[object, object, object]) -> None:
+        """Have something else done meanwhile; what it raises reaches whoever waits next."""
+        self._spawn(work)
 
     def is_ready(self, group: str) -> bool:
         return self._held[group].ready
@@ -430,12 +434,12 @@ class Flow:
 
     # --- in the background -----------------------------------------------------------------
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, work: Coroutine[object, object, object]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, task: asyncio.Task[object]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._failure = self._failure or error

@@ -6,6 +6,7 @@ everything that the next step depends on.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -347,6 +348,7 @@ class Run:
                 self.learner.save_reference(directory)
 
         self.books.checkpoints.write(f"step_{self.step:06d}", fill, self.state())
+        self.flow.beside(asyncio.to_thread(self.books.store.seal, full_only=True))
 
     def state(self) -> dict[str, Json]:
         return {

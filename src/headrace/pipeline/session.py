@@ -32,7 +32,7 @@ from headrace.data.render import Renderer, Tokenizer
 from headrace.data.source import TaskSource
 from headrace.environments.single_turn import SingleTurn
 from headrace.environments.streaming import Stream
-from headrace.errors import HeadraceError, Interrupted, RunError
+from headrace.errors import HeadraceError, Interrupted, RunError, StorageError
 from headrace.observe.listener import Listener, StageProgress
 from headrace.observe.logfile import LoggedListener
 from headrace.observe.metrics import write_metrics
@@ -231,6 +231,7 @@ async def _flowing(
         listener.phase("training")
         reason = await train(run)
         books.events.append("run_finished", run.step, {"reason": reason, "steps": run.step})
+        _seal(books.store, listener)
         return reason
 
 
@@ -261,6 +262,15 @@ def _judges(
         ) as pool,
     ):
         yield pool
+
+
+def _seal(store: TrajectoryStore, listener: Listener) -> None:
+    """Turn a finished run's attempts into Parquet; that this failed does not undo the run."""
+    listener.phase("sealing the attempts")
+    try:
+        store.seal()
+    except StorageError as error:
+        listener.warning(f"the attempts stay in segments: {error}")
 
 
 @contextlib.asynccontextmanager
