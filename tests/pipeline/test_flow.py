@@ -13,7 +13,7 @@ import pytest
 
 from headrace.environments.single_turn import Group
 from headrace.errors import InfrastructureError
-from headrace.pipeline.broker import open_broker
+from headrace.pipeline.broker import Broker, open_broker
 from headrace.pipeline.flow import Flow, FlowSpec, Purpose
 from headrace.pipeline.virtual import VirtualClock, run
 from headrace.pipeline.waits import Waits, read_waits
@@ -100,6 +100,7 @@ class World:
     clock: VirtualClock
     stages: Timed
     flow: Flow
+    broker: Broker
     waits: Waits
     arrived: list[str]
 
@@ -119,7 +120,7 @@ def in_flow(folder: Path, story: Callable[[World], Awaitable[None]], **spec: flo
         waits,
         arrived=lambda g, _: arrived.append(g.id),
     )
-    world = World(clock, stages, flow, waits, arrived)
+    world = World(clock, stages, flow, broker, waits, arrived)
 
     async def told() -> None:
         async with flow:
@@ -257,3 +258,28 @@ def test_a_domain_that_is_down_is_left_alone_and_another_goes_on(tmp_path: Path)
         assert all(attempt.score == 1.0 for attempt in world.flow.take(["down"]))
 
     in_flow(tmp_path, story, inference=100)
+
+
+def test_a_lease_that_ran_out_while_a_group_was_played_costs_nothing(tmp_path: Path) -> None:
+    """As after a pass of an hour that let nobody beat."""
+
+    async def story(world: World) -> None:
+        world.flow.admit([group("g")], batch="b")
+        playing = asyncio.ensure_future(world.flow.play("b"))
+        await asyncio.sleep(0.9)
+        assert world.broker.reset("main") == 1
+        await playing
+        await world.flow.ready(["g"])
+        assert [a.score for a in world.flow.take(["g"])] == [1.0, 1.0]
+
+    in_flow(tmp_path, story)
+
+
+def test_a_batch_that_another_process_works_on_is_refused(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        world.flow.admit([group("g"), group("h")], batch="b")
+        world.broker.claim(["play"], worker="other", limit=1, lease_s=60, batch="b")
+        with pytest.raises(InfrastructureError, match="0 of the 2 groups of batch b"):
+            await world.flow.play("b")
+
+    in_flow(tmp_path, story)

@@ -80,6 +80,7 @@ class _Held:
 
     group: Group
     purpose: Purpose
+    batch: str | None = None
     before: bool = False
     attempts: list[Trajectory] = field(default_factory=list[Trajectory])
     open: dict[str, int] = field(default_factory=dict[str, int])
@@ -152,7 +153,7 @@ class Flow:
     ) -> None:
         """Take `groups` in: each is to be played, those of a batch by `play`."""
         for group in groups:
-            self._held[group.id] = _Held(group, purpose)
+            self._held[group.id] = _Held(group, purpose, batch)
         if self._inherited:
             self._forget(groups)
         kind = _PLAYS[purpose]
@@ -187,11 +188,15 @@ class Flow:
 
     async def play(self, batch: str) -> None:
         """Play all groups of `batch` together, in the order of their admission."""
-        leases = self._claim(list(_PLAYS.values()), limit=len(self._held), batch=batch)
-        order = {key: place for place, key in enumerate(self._held)}
-        leases.sort(key=lambda lease: order[lease.key])
-        self._start(leases)
-        keys = [lease.key for lease in leases]
+        keys = [key for key, held in self._held.items() if held.batch == batch]
+        leases = self._claim(list(_PLAYS.values()), limit=max(1, len(keys)), batch=batch)
+        if {lease.key for lease in leases} != set(keys):
+            raise InfrastructureError(
+                f"the queue gave {len(leases)} of the {len(keys)} groups of batch {batch}",
+                where="pipeline",
+                hint="does another process work on this queue? resume when it has ended",
+            )
+        self._start(sorted(leases, key=lambda lease: keys.index(lease.key)))
         await self._until(
             f"the attempts of batch {batch}",
             lambda: [key for key in keys if not self._held[key].attempts],
@@ -375,15 +380,16 @@ class Flow:
         self._sampling -= group.size
         self._leases.pop(lease.id, None)
         held = self._held.get(group.id)
-        if held is not None:
+        follow: list[Work] = []
+        if held is not None and not held.attempts:
             held.played(attempts)
-            tokens = sum(attempt.sampled_tokens for attempt in attempts)
-            done = Done(
-                lease, f"group:{group.id}", float(tokens), then=tuple(self._verdicts_of(held))
-            )
-            self._broker.commit([done])
-            if held.ready:
-                self._arrived(group, held.attempts)
+            follow = self._verdicts_of(held)
+        tokens = sum(attempt.sampled_tokens for attempt in attempts)
+        done = Done(lease, f"group:{group.id}", float(tokens), then=tuple(follow))
+        if self._broker.commit([done]):  # the lease ran out: what follows is still to do
+            self._broker.enqueue(follow)
+        if held is not None and held.ready:
+            self._arrived(group, held.attempts)
         self._notify()
         self._dispatch()
 
