@@ -96,7 +96,8 @@ PACKS = [EntryPoint("stories", f"{__name__}:pack", "headrace.packs")]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How large the runs are."""
+    """How large the runs are. Of 11 steps, the steady part is a multiple of lag + 1 for both lags:
+    free-running groups come in bunches of so many steps."""
 
     model: str
     steps: int
@@ -105,8 +106,8 @@ class Scale:
     rounds: int
 
 
-FULL = Scale(model=DEFAULT_MODEL, steps=10, groups=2, tokens=24, rounds=ROUNDS)
-QUICK = Scale(model="tiny:llama", steps=8, groups=4, tokens=32, rounds=1)
+FULL = Scale(model=DEFAULT_MODEL, steps=11, groups=2, tokens=24, rounds=ROUNDS)
+QUICK = Scale(model="tiny:llama", steps=11, groups=4, tokens=32, rounds=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,9 +40,9 @@ BUSY = EngineModel(slots=6, pass_s=0.02, row_s=0.001)
 
 @cache
 def heavy(schedule: str, lag: int, *, seed: int = 0, shared: bool = True) -> Report:
-    """24 steps of heavy tails in lengths and verdicts, for too few slots and verifiers."""
+    """18 steps of heavy tails in lengths and verdicts, for too few slots and verifiers."""
     made = world(domain(SLOW, HEAVY), learn=0.4, engine=BUSY, verifiers=3, shared=shared)
-    return run(made, schedule=schedule, lag=lag, steps=24, seed=seed)
+    return run(made, schedule=schedule, lag=lag, steps=18, seed=seed)
 
 
 # --- the length of a step ------------------------------------------------------------------
@@ -60,8 +60,7 @@ def whole(lag: int) -> int:
     return (2 * lag + 1) + 4 * (lag + 1)
 
 
-@pytest.mark.parametrize("lag", [1, 2])
-@pytest.mark.parametrize("verdict", [0.5, 1.25, 4.0])
+@pytest.mark.parametrize(("lag", "verdict"), [(1, 1.25), (1, 4.0), (2, 0.5), (2, 4.0)])
 def test_a_lockstep_step_hides_verdicts_behind_what_else_there_is_to_do(
     lag: int, verdict: float
 ) -> None:
@@ -73,8 +72,7 @@ def test_a_lockstep_step_hides_verdicts_behind_what_else_there_is_to_do(
     assert made.step_mean == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("lag", [1, 2])
-@pytest.mark.parametrize("verdict", [0.5, 4.0])
+@pytest.mark.parametrize(("lag", "verdict"), [(1, 0.5), (2, 4.0)])
 def test_a_free_step_on_hardware_of_its_own_takes_its_share_of_the_whole_way(
     lag: int, verdict: float
 ) -> None:
@@ -87,6 +85,14 @@ def test_a_free_step_on_hardware_of_its_own_takes_its_share_of_the_whole_way(
     )
     expected = max(0.25, (PLAY_S + verdict + 0.25) / (lag + 1))
     assert made.step_mean == pytest.approx(expected, rel=1e-6)
+
+
+def test_running_free_on_shared_hardware_all_groups_move_together_and_share_their_verdicts() -> (
+    None
+):
+    # Two steps' groups are played and judged at once and then learned from one after the other.
+    made = run(world(domain(1.5), learn=0.25), schedule="free", lag=1, steps=11)
+    assert made.step_mean == pytest.approx(0.25 + (PLAY_S + 1.5) / 2, rel=1e-6)
 
 
 def test_books_and_other_overheads_lengthen_a_step() -> None:
@@ -133,7 +139,7 @@ def test_littles_law_holds_for_every_queue_of_groups(schedule: str, lag: int) ->
     assert mean == pytest.approx(rate * stay, rel=0.1)
 
 
-@pytest.mark.parametrize("lag", [1, 3])
+@pytest.mark.parametrize("lag", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_staleness_is_what_is_in_flight_and_queued_over_the_groups_of_a_step(lag: int) -> None:
     made = heavy("free", lag, shared=False)
     # Every slot is always held; of (lag + 1) x GROUPS groups, lag x GROUPS are not the step's own.
@@ -149,7 +155,7 @@ def test_staleness_is_what_is_in_flight_and_queued_over_the_groups_of_a_step(lag
         if p.begun is not None and p.trained is not None and made.since < p.trained <= made.until
     ]
     expected = mean / GROUPS - 1 + statistics.fmean(phases)
-    assert made.staleness.mean == pytest.approx(expected, abs=0.15)
+    assert made.staleness.mean == pytest.approx(expected, rel=0.12)
     assert made.staleness.most <= lag
 
 
@@ -177,7 +183,7 @@ def counted(made: Report) -> None:
     assert made.admitted == made.trained + sum(made.rejected.values()) + made.held
 
 
-@pytest.mark.parametrize(("schedule", "lag"), [("lockstep", 0), ("lockstep", 2), ("free", 2)])
+@pytest.mark.parametrize(("schedule", "lag"), [("lockstep", 1), ("free", 2)])
 def test_conservation_with_faults_hangs_and_groups_that_teach_nothing(
     schedule: str, lag: int
 ) -> None:
@@ -217,6 +223,14 @@ def test_the_same_seed_gives_the_same_report_and_another_one_another() -> None:
     again = heavy.__wrapped__("free", 2)
     assert again == heavy("free", 2)
     assert again != heavy("free", 2, seed=4)
+
+
+@pytest.mark.parametrize("schedule", ["free", pytest.param("lockstep", marks=pytest.mark.slow)])
+def test_not_asking_the_database_in_vain_changes_nothing(schedule: str) -> None:
+    plan = recipe(steps=5, schedule=schedule, lag=1)
+    slow, fast = domain(SLOW, HEAVY, "slow", faults=0.3), domain(0.1, name="fast", weight=2.0)
+    made = world(slow, fast, engine=BUSY, verifiers=3)
+    assert simulate(plan, made, patient=False) == simulate(plan, made)
 
 
 # --- what fails, and what is slow ----------------------------------------------------------
@@ -392,13 +406,11 @@ def test_of_a_group_with_spare_attempts_the_first_to_end_stay_and_the_others_mak
 
 def test_all_schedules_meet_the_same_world() -> None:
     made = world(domain(SLOW, HEAVY), engine=BUSY)
-    reports = compare(recipe(steps=8), made, [1, 2])
+    reports = compare(recipe(steps=4), made, [1])
     assert [report.title for report in reports] == [
         "synchronous",
         "lockstep, lag 1",
-        "lockstep, lag 2",
         "free, lag 1",
-        "free, lag 2",
     ]
     met = [sorted(p.lengths for p in report.passages) for report in reports]
     assert all(lengths == met[0] for lengths in met)

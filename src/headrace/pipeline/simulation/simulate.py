@@ -15,7 +15,7 @@ from typing import cast
 from headrace.data.source import TaskSource
 from headrace.environments.single_turn import Group
 from headrace.pipeline import virtual
-from headrace.pipeline.broker import Broker, Retry
+from headrace.pipeline.broker import Broker, Retry, open_broker
 from headrace.pipeline.flow import Flow, FlowSpec
 from headrace.pipeline.lengths import Lengths
 from headrace.pipeline.simulation.broker import PatientBroker
@@ -34,15 +34,17 @@ from headrace.types import Trajectory
 __all__ = ["compare", "scheduled", "simulate", "source_of"]
 
 
-def simulate(recipe: Recipe, world: World) -> Report:
+def simulate(recipe: Recipe, world: World, *, patient: bool = True) -> Report:
     """Run `recipe` in `world`. Of the recipe count steps, seed, schedule, lag, groups and limits;
     the domains, their weights and everything that takes time are the world's.
 
     Raises what a real run would: InfrastructureError where nothing arrives for the recipe's
-    patience. The same arguments give the same report.
+    patience. The same arguments give the same report; so does a broker that is not `patient`,
+    but asks its database every time (see `PatientBroker`).
     """
     clock = VirtualClock()
-    with contextlib.closing(PatientBroker(clock, Retry())) as broker:
+    queue = PatientBroker(clock, Retry()) if patient else open_broker("sqlite://", clock=clock)
+    with contextlib.closing(queue) as broker:
         for domain in world.domains:
             broker.set_share(domain.name, domain.weight)
         life = _Life(recipe, world, clock, broker)
