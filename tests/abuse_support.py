@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import pytest
 
 from headrace.sandbox import BoxLimits, ExecLimits, Result, Sandbox, SandboxSpec, SnapshotRef, User
+from headrace.sandbox.oci import rootless
 from headrace.sandbox.oci.backend import OciBackend
 
 T = TypeVar("T")
@@ -83,15 +84,15 @@ class Cell:
 
     def members(self) -> list[int]:
         """Numbers, on this machine, of what runs inside."""
-        groups = [HIERARCHIES / name / "headrace" / self.box.id for name in ("pids", ".")]
-        group = next(group for group in groups if group.is_dir())
+        places = groups(self.box.id)
+        group = Path(next((path for path in places if "/pids/" in path), places[0]))
         # On v2, who is in a command's group is not listed above it.
         listings = [path.read_text() for path in group.rglob("cgroup.procs")]
         return [int(line) for text in listings for line in text.split()]
 
     def processes(self) -> list[int]:
-        """Those of them that are a candidate's: the supervisor and its helpers are root's."""
-        return [pid for pid in self.members() if _owner(pid) > 0]
+        """Those of them that are a candidate's: the supervisor and its helpers are ours."""
+        return [pid for pid in self.members() if owner(pid) not in (None, os.geteuid())]
 
     def supervisor(self) -> int:
         """The number of the first process inside."""
@@ -151,9 +152,10 @@ def rig_with_nothing_left(runtime: str | None) -> Generator[Rig]:
         shutil.rmtree(home)
 
 
-def _owner(pid: int) -> int:
-    """The user of a process; 0 for one that has just ended."""
-    return int(_status(pid, "Uid", "0").split()[0])
+def owner(pid: int) -> int | None:
+    """The user of a process, by the machine's number; None for one that has just ended."""
+    said = _status(pid, "Uid", "").split()
+    return int(said[0]) if said else None
 
 
 def _number_inside(pid: int) -> int:
@@ -170,8 +172,11 @@ def _status(pid: int, name: str, gone: str) -> str:
 
 
 def groups(pattern: str) -> list[str]:
-    """Control groups of sandboxes with such ids; in none or one group above them."""
-    forms = (f"headrace/{pattern}", f"*/headrace/{pattern}")
+    """Control groups of this user's sandboxes with such ids: in the hierarchy of v2, or in each of
+    v1."""
+    place = rootless.place()
+    assert place is not None
+    forms = (f"{place[1:]}/{pattern}", f"*{place}/{pattern}")
     return [str(path) for form in forms for path in HIERARCHIES.glob(form)]
 
 

@@ -5,22 +5,22 @@
 #
 # The machine sees this one's files, read-only, under a layer in memory; what it writes is gone
 # afterwards. COMMAND goes to sh as root or, with --user, as the user `guest`, who has a range of
-# subordinate ids and a control group of its own. Its exit status is the script's.
+# subordinate ids and whom systemd has logged in. Its exit status is the script's.
 #
-# It needs qemu-system-x86, busybox-static, xz-utils and, for --user, uidmap; the kernel is
-# the package KERNEL (default: this Debian's), fetched once and not installed. No KVM is used: the
-# machine's clock counts instructions, so nothing is out of time there because emulation is slow.
+# It needs qemu-system-x86, busybox-static, xz-utils and, for --user, uidmap, dbus-user-session and
+# libpam-systemd. The kernel is the package KERNEL, fetched once and not installed: this Debian's,
+# or for --user one that is new enough. No KVM is used: the machine's clock counts instructions, so
+# nothing is out of time there because emulation is slow.
 set -eu
 
-kernel=${KERNEL:-linux-image-amd64}
 memory=${MEMORY:-3G}
 limit=${LIMIT:-3600}
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/headrace-guest
 modules='kernel/drivers/virtio kernel/fs/9p kernel/fs/fscache kernel/fs/netfs kernel/fs/overlayfs
          kernel/net/9p'
 
-user=
-if [ "${1-}" = --user ]; then user=guest; shift; fi
+user= kernel=${KERNEL:-linux-image-amd64}
+if [ "${1-}" = --user ]; then user=yes kernel=${KERNEL:-linux-image-6.12-amd64}; shift; fi
 [ $# = 1 ] || { sed -n '4p' "$0" >&2; exit 2; }
 
 # --- the kernel, and an initramfs with the few modules that reach the host's files -------------
@@ -78,7 +78,7 @@ mount -t tmpfs shm /new/dev/shm
 mount -t tmpfs -o mode=755 run /new/run
 mount -t cgroup2 -o nsdelegate cgroup /new/sys/fs/cgroup
 mkdir /new/run/guest
-cp /start /command /user /new/run/guest/
+cp /start /command /login /new/run/guest/
 umount /proc
 exec switch_root /new /bin/sh /run/guest/start
 END
@@ -87,32 +87,58 @@ cat > "$work/root/start" <<'END'
 export HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin TERM=dumb
 stty -onlcr
 ip link set lo up 2>/dev/null || busybox ip link set lo up
+[ ! -s /run/guest/login ] || exec sh /run/guest/login
 top=/sys/fs/cgroup
 echo '+cpu +memory +pids' > $top/cgroup.subtree_control
 mkdir -p $top/guest/shell
-user=$(cat /run/guest/user)
-run='sh /run/guest/command'
-if [ -n "$user" ]; then
-  echo "$user:x:4242:4242::/home/$user:/bin/sh" >> /etc/passwd
-  echo "$user:x:4242:" >> /etc/group
-  echo "$user:100000:65536" | tee /etc/subuid > /etc/subgid
-  mkdir -p /home/$user /run/user/4242
-  chmod 755 /root
-  chmod 700 /run/user/4242
-  chown 4242:4242 /home/$user /run/user/4242 $top/guest $top/guest/shell
-  for name in cgroup.procs cgroup.subtree_control cgroup.threads; do
-    chown 4242:4242 $top/guest/$name $top/guest/shell/$name
-  done
-  export HOME=/home/$user USER=$user LOGNAME=$user XDG_RUNTIME_DIR=/run/user/4242
-  run="setpriv --reuid 4242 --regid 4242 --clear-groups sh /run/guest/command"
-fi
 cd /
-sh -c "echo \$\$ > $top/guest/shell/cgroup.procs; exec setsid $run" < /dev/null
+sh -c "echo \$\$ > $top/guest/shell/cgroup.procs; exec setsid sh /run/guest/command" < /dev/null
 echo $? > /dev/ttyS1
 busybox poweroff -f
 END
 
-echo "$user" > "$work/root/user"
+# Of this machine's services, systemd starts what a login needs and nothing else.
+: > "$work/root/login"
+[ -z "$user" ] || cat > "$work/root/login" <<'END'
+echo 'guest:x:4242:4242::/home/guest:/bin/sh' >> /etc/passwd
+echo 'guest:x:4242:' >> /etc/group
+echo 'guest:*:20000:0:99999:7:::' >> /etc/shadow
+echo 'guest:100000:65536' | tee /etc/subuid > /etc/subgid
+mkdir -p /home/guest
+chown 4242:4242 /home/guest
+chmod 755 /root
+: > /etc/fstab
+units=/etc/systemd/system
+for unit in /lib/systemd/system/*.wants/* $units/*.wants/*; do
+  case ${unit##*/} in
+    dbus.* | systemd-logind.service | systemd-user-sessions.service) ;;
+    *) ln -sf /dev/null "$units/${unit##*/}" ;;
+  esac
+done
+for of in system user; do
+  mkdir -p /etc/systemd/$of.conf.d
+  printf '[Manager]\nDefaultStandardOutput=null\nDefaultStandardError=null\n' \
+    > /etc/systemd/$of.conf.d/guest.conf
+done
+cat > $units/guest.target <<'UNIT'
+[Unit]
+Requires=basic.target guest.service
+UNIT
+cat > $units/guest.service <<'UNIT'
+[Unit]
+Wants=dbus.service systemd-logind.service
+After=dbus.service systemd-logind.service
+[Service]
+Type=oneshot
+TimeoutStartSec=infinity
+StandardOutput=append:/dev/ttyS0
+StandardError=append:/dev/ttyS0
+ExecStart=su -l guest -c 'sh /run/guest/command'
+ExecStopPost=sh -c 'echo $EXIT_STATUS > /dev/ttyS1; busybox poweroff -f'
+UNIT
+exec /lib/systemd/systemd --unit=guest.target --show-status=0 --log-target=null
+END
+
 printf '%s\n' "$1" > "$work/root/command"
 chmod 755 "$work/root/init"
 (cd "$work/root" && find . | busybox cpio -o -H newc 2>/dev/null) > "$work/initramfs"

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from abuse_support import groups
 from headrace.sandbox.oci.backend import OciBackend
 from headrace.sandbox.pool.leases import Leases
 from headrace.sandbox.pool.reaper import reap
@@ -37,11 +38,7 @@ def leftovers(state: Path) -> dict[str, list[str]]:
                 found["processes"].append(command.replace("\0", " "))
         except OSError:
             continue
-    found["groups"] = [
-        str(path)
-        for form in ("headrace/*/", "*/headrace/*/")
-        for path in Path("/sys/fs/cgroup").glob(form)
-    ]
+    found["groups"] = groups("*/")
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     found["mounts"] = [line for line in mounts if mark in line]
     found["files"] = [str(path) for path in (state / "oci").glob("**/*")]

@@ -267,17 +267,19 @@ def _capabilities(can: Capabilities) -> Json:
         "users": can.users,
         "images": list(can.images),
         "recycle": can.recycle,
+        "renames_frozen": can.renames_frozen,
     }
 
 
 def _described(can: Capabilities) -> list[tuple[str, str]]:
     missing = sorted(_ALL_LIMITS - can.limits)
     limits = f"not {', '.join(missing)}" if missing and can.limits else "all"
+    renames = "" if can.renames_frozen else "; directories of a snapshot are copied by mv"
     return [
         ("isolation", can.isolation.label),
         ("limits", limits if can.limits else "none"),
         ("networks", ", ".join(sorted(can.networks))),
-        ("trees", f"snapshot {can.snapshot or 'none'}, fork {can.fork or 'none'}"),
+        ("trees", f"snapshot {can.snapshot or 'none'}, fork {can.fork or 'none'}{renames}"),
         ("users", "agent and verifier apart" if can.users else "one identity"),
         ("images", ", ".join(_image(kind) for kind in can.images)),
     ]

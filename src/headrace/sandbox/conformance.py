@@ -307,11 +307,12 @@ class Row:
 def table(report: Report) -> list[Row]:
     """A report as rows: what is declared, what was found, what it costs."""
     can = report.capabilities
+    frozen = "" if can.renames_frozen else "rename(2) of a directory in one answers EXDEV"
     rows = [
         Row("capability", "isolation", can.isolation.label),
         Row("capability", "limits", ", ".join(sorted(can.limits)) or "none"),
         Row("capability", "networks", ", ".join(sorted(can.networks)) or "none at all"),
-        Row("capability", "snapshot", can.snapshot or "no"),
+        Row("capability", "snapshot", can.snapshot or "no", frozen),
         Row("capability", "fork", can.fork or "no"),
         Row("capability", "users", "agent and verifier" if can.users else "one"),
         Row("capability", "images", ", ".join(can.images)),

@@ -270,7 +270,8 @@ class Capabilities:
 
     `limits` holds the names of `BoxLimits` fields that the kernel enforces. `snapshot` and
     `fork`: "native" (independent of the tree's size), "emulated" (a copy), or None. `users`
-    says whether agent and verifier are different identities.
+    says whether agent and verifier are different identities, `renames_frozen` whether rename(2)
+    of a directory of a snapshot works: else it answers EXDEV, as between file systems.
     """
 
     isolation: Isolation
@@ -281,6 +282,7 @@ class Capabilities:
     users: bool = False
     images: tuple[str, ...] = ("host",)
     recycle: bool = False
+    renames_frozen: bool = True
 
     def missing(self, spec: SandboxSpec) -> list[str]:
         """What `spec` needs and this cannot give, in words; empty if it can."""

@@ -1,7 +1,7 @@
 """The oci backend: containers by a well-kept runtime, file trees from layers, one keeper.
 
-Needs root, a runtime (crun or runc), overlayfs, and a C compiler for the supervisor on first
-use. Found by the name "oci"; see docs/sandboxes.md for what isolates what.
+Needs a runtime (crun or runc), overlayfs, a C compiler for the supervisor on first use, and root
+or what `rootless` says. Found by the name "oci"; see docs/sandboxes.md for what isolates what.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ import contextlib
 import fcntl
 import os
 import resource
+import secrets
 import shutil
 import socket
 import sys
 import time
 import weakref
-from collections.abc import Coroutine, Sequence
-from dataclasses import asdict
+from collections.abc import Collection, Coroutine, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from headrace.errors import UsageError
 from headrace.sandbox import images
 from headrace.sandbox.egress import EgressProxy
-from headrace.sandbox.oci import build, bundle, cgroups
+from headrace.sandbox.oci import build, bundle, cgroups, rootless
 from headrace.sandbox.oci.box import PROXY_PORT, Box
 from headrace.sandbox.oci.client import Keeper, homes
 from headrace.sandbox.oci.control import Control
 from headrace.sandbox.oci.handle import OciSandbox
-from headrace.sandbox.oci.keeper import CGROUP
 from headrace.sandbox.oci.layers import Layers
 from headrace.sandbox.spec import (
     Capabilities,
@@ -78,28 +78,28 @@ class OciBackend:
     def available(self) -> str | None:
         if sys.platform != "linux":
             return "it needs Linux"
-        if os.geteuid() != 0:
-            return "it needs root"
         if self._runtime is None:
             return "no OCI runtime: apt-get install crun"
         if not _has_overlayfs():
             return "the kernel has no overlayfs"
         if build.compiler() is None:
             return "no C compiler for the supervisor: apt-get install gcc libc6-dev"
-        return None
+        return rootless.lacks()
 
     def capabilities(self) -> Capabilities:
-        return _CAPABILITIES
+        return replace(_CAPABILITIES, renames_frozen=not rootless.confined())
 
     async def keeper(self) -> Keeper:
         """The keeper, started on first use (SandboxFailure if it has died)."""
         if self._keeper is None:
             if reason := self.available():
                 raise SandboxRefused(f"the oci backend cannot work here: {reason}")
+            place = rootless.place()
             assert self._runtime is not None
+            assert place is not None
             self._sweep()
             _allow_many_files()
-            self._keeper = Keeper(self._runtime, on_loss=self._lose_all)
+            self._keeper = Keeper(self._runtime, place, on_loss=self._lose_all)
             atexit.register(_hang_up, weakref.ref(self._keeper))
         elif not self._keeper.alive and not self._boxes:
             await self._keeper.aclose()
@@ -133,6 +133,17 @@ class OciBackend:
             raise
         return made
 
+    def identity(self) -> int:
+        """The first of two user numbers that no other sandbox of this manager has; which ones,
+        cannot be foreseen."""
+        taken = {box.uid for box in self._boxes.values()}
+        users = rootless.users()[::2]
+        if len(taken) >= len(users):
+            raise SandboxFailure(f"all {len(users)} pairs of user numbers are taken")
+        while (uid := users[secrets.randbelow(len(users))]) in taken:
+            continue
+        return uid
+
     async def _furnish(self, box: Box) -> Sandbox:
         await box.fresh()
         if box.spec.network.kind == "allow-list":
@@ -156,10 +167,9 @@ class OciBackend:
             raise UsageError("there is a sandbox of that name", where=id)
         image = images.resolve(spec.image)
         image.check(spec.mounts)
-        config = bundle.config(
-            spec, id=id, root=str(build.container_root()), cgroup=f"{CGROUP}/{id}"
-        )
         keeper = await self.keeper()
+        root = str(build.container_root())
+        config = bundle.config(spec, id=id, root=root, cgroup=f"{keeper.cgroup}/{id}")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         control = Control(ours)
@@ -213,19 +223,21 @@ class OciBackend:
             await keeper.ask("drop", scratches=freed)
 
     def reap(self, ids: Sequence[str]) -> list[str]:
-        wanted = set(ids)
-        cgroups.sweep(CGROUP, lambda name: name in wanted)
-        self._sweep()
+        self._sweep(set(ids))
         return list(ids)
 
-    def _sweep(self) -> None:
-        """Remove what keepers left that are no more: their groups, then their directories."""
+    def _sweep(self, ids: Collection[str] = ()) -> None:
+        """Remove what keepers left that are no more: their groups, then their directories; and
+        the groups of `ids` in any case."""
         living: set[str] = set()
         dead: list[Path] = []
         for home in homes().iterdir():
             (dead.append(home) if _abandoned(home) else living.update(_ids(home)))
-        stale = {id for home in dead for id in _ids(home)} - living
-        cgroups.sweep(CGROUP, lambda name: name in stale)
+        stale = ({id for home in dead for id in _ids(home)} - living).union(ids)
+        places = {_place(home) for home in homes().iterdir()} | {rootless.place()}
+        for place in places:
+            if place:
+                cgroups.sweep(place, stale.__contains__)
         for home in dead:
             shutil.rmtree(home, ignore_errors=True)
 
@@ -273,6 +285,13 @@ def _ids(home: Path) -> list[str]:
     with contextlib.suppress(FileNotFoundError):
         return [path.name for path in (home / "b").iterdir()]
     return []
+
+
+def _place(home: Path) -> str | None:
+    """Where the groups of a keeper's sandboxes are; None for one that has just been made."""
+    with contextlib.suppress(FileNotFoundError):
+        return (home / "cgroup").read_text()
+    return None
 
 
 def _hang_up(keeper: weakref.ref[Keeper]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -79,7 +78,7 @@ class Box:
         layers = self.backend.layers
         old, self.own_scratch = self.own_scratch, layers.new_scratch()
         below, self.frozen = self.frozen, ()
-        self.uid = 700_000_000 + 2 * secrets.randbelow(500_000_000)
+        self.uid = self.backend.identity()
         self.left_over = bool(self.spec.init)
         freed = layers.let_go(below) + (layers.release(old) if old else [])
         first = Layer(self.own_scratch, 0)

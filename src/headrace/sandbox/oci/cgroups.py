@@ -18,10 +18,22 @@ from pathlib import Path
 from headrace.sandbox.oci.bundle import CPU_PERIOD
 from headrace.sandbox.spec import BoxLimits, SandboxFailure
 
-__all__ = ["ROOT", "Counts", "Groups", "find", "hybrid_v2", "remove_empty", "sweep"]
+__all__ = [
+    "ROOT",
+    "Counts",
+    "Groups",
+    "delegated",
+    "find",
+    "hybrid_v2",
+    "only_v2",
+    "remove_empty",
+    "reserve",
+    "sweep",
+]
 
 ROOT = Path("/sys/fs/cgroup")
 _NEEDED = ("memory", "pids", "cpu")
+_ENTRIES = ("", "cgroup.procs", "cgroup.subtree_control")
 _GRACE_S = 5.0
 _STEP_S = 0.0005
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -120,7 +132,7 @@ class Groups:
 def find(pid: int, tail: str) -> Groups:
     """The groups of a process that end in `tail` (SandboxFailure where one is missing)."""
     found: dict[str, Path] = {}
-    v2 = (ROOT / "cgroup.controllers").exists()
+    v2 = only_v2()
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         number, controllers, path = line.split(":", 2)
         if not path.endswith(tail):
@@ -140,10 +152,73 @@ def find(pid: int, tail: str) -> Groups:
     return Groups(found, v2)
 
 
+def only_v2() -> bool:
+    """Whether this host has no v1 hierarchies."""
+    return (ROOT / "cgroup.controllers").exists()
+
+
 def hybrid_v2() -> Path | None:
     """The v2 mount beside v1 hierarchies, which confuses some runtimes; None elsewhere."""
     unified = ROOT / "unified"
     return unified if (unified / "cgroup.procs").exists() else None
+
+
+# --- of an ordinary user -------------------------------------------------------------------
+
+
+def delegated(own: str, *, named: str | None = None, root: Path = ROOT) -> Path | None:
+    """Where a user may make groups with limits, of a process whose group is `own`; None: nowhere.
+
+    That is the group `named` and no other if one is, else the nearest one at or above `own`
+    that is the user's and has no processes, or has given its controllers to groups below
+    already: those with processes of their own cannot.
+    """
+    home = root / own.strip("/")
+    if named:
+        group = root / named.removeprefix(str(root)).strip("/")
+        # Who moves a process must be allowed to write in what both groups are below.
+        above = Path(os.path.commonpath([home, group]))
+        movable = os.access(above / "cgroup.procs", os.W_OK)
+        return group if movable and _is_ours(group) and _can_limit(group) else None
+    for group in (home, *home.parents):
+        if group == root or not _is_ours(group):
+            return None
+        if _can_limit(group):
+            return group
+    return None
+
+
+def reserve(place: str, *, root: Path = ROOT) -> None:
+    """Make a group in a delegated one, with all controllers for what is made in it
+    (SandboxFailure if the kernel refuses)."""
+    group = root / place.strip("/")
+    try:
+        group.mkdir(exist_ok=True)
+        for each in (group.parent, group):
+            enabled = _words(each / "cgroup.subtree_control")
+            if lacking := [f"+{name}" for name in _NEEDED if name not in enabled]:
+                (each / "cgroup.subtree_control").write_text(" ".join(lacking))
+    except OSError as error:
+        raise SandboxFailure(
+            f"a control group cannot have limited ones in it: {error.strerror}",
+            where=str(group),
+            hint="headrace sandbox doctor --backend oci",
+        ) from error
+
+
+def _is_ours(group: Path) -> bool:
+    return all(os.access(group / name, os.W_OK) for name in _ENTRIES)
+
+
+def _can_limit(group: Path) -> bool:
+    if _words(group / "cgroup.subtree_control").issuperset(_NEEDED):
+        return True
+    given = _words(group / "cgroup.controllers").issuperset(_NEEDED)
+    return given and not _words(group / "cgroup.procs")
+
+
+def _words(path: Path) -> set[str]:
+    return set(path.read_text().split())
 
 
 # --- ending --------------------------------------------------------------------------------
@@ -221,8 +296,7 @@ def remove(group: Path) -> None:
 
 def sweep(parent: str, stale: Callable[[str], bool]) -> list[str]:
     """Kill and remove all groups `parent`/NAME in any hierarchy whose name is stale."""
-    tops = [ROOT, *(path for path in ROOT.iterdir() if path.is_dir() and not path.is_symlink())]
-    homes = [top / parent.strip("/") for top in tops]
+    homes = [top / parent.strip("/") for top in _tops()]
     groups = [
         group
         for home in homes
@@ -241,9 +315,16 @@ def sweep(parent: str, stale: Callable[[str], bool]) -> list[str]:
 
 def remove_empty(parent: str) -> None:
     """Remove `parent` from every hierarchy in which it holds no group."""
-    for top in (ROOT, *(path for path in ROOT.iterdir() if path.is_dir())):
+    for top in _tops():
         with contextlib.suppress(OSError):
             (top / parent.strip("/")).rmdir()
+
+
+def _tops() -> list[Path]:
+    """Where hierarchies are mounted. On v2 what is below is no hierarchy, but may be a user's."""
+    if only_v2():
+        return [ROOT]
+    return [path for path in ROOT.iterdir() if path.is_dir() and not path.is_symlink()]
 
 
 def _can_kill(group: Path) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 from headrace import errors
 from headrace.sandbox import spec
+from headrace.sandbox.oci import rootless
 from headrace.sandbox.oci.keeper import LONGEST_MESSAGE
 from headrace.sandbox.spec import SandboxFailure
 from headrace.sandbox.state import state_root
@@ -33,21 +34,25 @@ def homes() -> Path:
 
 
 class Keeper:
-    """A running keeper process. Use from one event loop. `on_loss` is called when it is gone."""
+    """A running keeper process, whose containers have their control groups in `cgroup`. Use from
+    one event loop. `on_loss` is called when it is gone."""
 
-    def __init__(self, runtime: str, *, on_loss: Callable[[], None]) -> None:
+    def __init__(self, runtime: str, cgroup: str, *, on_loss: Callable[[], None]) -> None:
         self._on_loss = on_loss
+        self.cgroup = cgroup
         self.home = Path(tempfile.mkdtemp(dir=homes(), prefix="k"))
         for name in ("b", "r"):
             (self.home / name).mkdir()
+        (self.home / "cgroup").write_text(self.cgroup)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * LONGEST_MESSAGE)
         with (self.home / "log").open("wb") as log:
             self._process = subprocess.Popen(
                 [
+                    *(rootless.COMMAND if rootless.confined() else ()),
                     *(sys.executable, "-m", "headrace.sandbox.oci.keeper"),
-                    *(str(theirs.fileno()), str(self.home), runtime),
+                    *(str(theirs.fileno()), str(self.home), self.cgroup, runtime),
                 ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,

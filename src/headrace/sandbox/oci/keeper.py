@@ -27,13 +27,12 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import HeadraceError
-from headrace.sandbox.oci import archives, cgroups, mounts
+from headrace.sandbox.oci import archives, cgroups, mounts, rootless
 from headrace.sandbox.oci.trees import Layer, Trees
 from headrace.sandbox.spec import BoxLimits, SandboxFailure
 
-__all__ = ["CGROUP", "LONGEST_MESSAGE", "main"]
+__all__ = ["LONGEST_MESSAGE", "main"]
 
-CGROUP = "/headrace"
 LONGEST_MESSAGE = 128 * 1024
 _START_S = 60.0
 _END_S = 20.0
@@ -51,9 +50,12 @@ class _Container:
 
 
 class _Keeper:
-    def __init__(self, manager: socket.socket, home: Path, runtime: list[str], root: Path) -> None:
+    def __init__(
+        self, manager: socket.socket, home: Path, cgroup: str, runtime: list[str], root: Path
+    ) -> None:
         self._manager = manager
         self._home = home
+        self._cgroup = cgroup
         self._runtime = runtime
         self._root = root
         self._containers: dict[str, _Container] = {}
@@ -65,7 +67,8 @@ class _Keeper:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._tidying: asyncio.TimerHandle | None = None
         self._over = asyncio.Event()
-        self._trees = Trees(home)
+        self._confined = rootless.confined()
+        self._trees = Trees(home, userxattr=self._confined)
         if (v2 := cgroups.hybrid_v2()) and Path(runtime[0]).name == "crun":
             mounts.detach(str(v2))
         self._verbs: dict[str, Callable[[dict[str, Any], list[int]], Coroutine[Any, Any, Any]]] = {
@@ -97,7 +100,7 @@ class _Keeper:
         for task in self._tasks:
             task.cancel()
         self._trees.close()
-        cgroups.remove_empty(CGROUP)
+        cgroups.remove_empty(self._cgroup)
 
     # --- messages --------------------------------------------------------------------------
 
@@ -222,9 +225,11 @@ class _Keeper:
         argv = [*self._runtime, "run", "--detach", "--preserve-fds", "1"]
         argv += ["--pid-file", str(pid_file), "--bundle", str(bundle), id]
         try:
+            if self._confined:  # each time: another manager's keeper may have removed it
+                cgroups.reserve(self._cgroup)
             await self._run(argv, bundle / "log", control=control)
             pid = int(pid_file.read_text())
-            groups = cgroups.find(pid, f"{CGROUP}/{id}")
+            groups = cgroups.find(pid, f"{self._cgroup}/{id}")
             groups.forbid_swap()
             if wrong := groups.enforced(limits, spare=_SPARE):
                 raise SandboxFailure(
@@ -263,7 +268,7 @@ class _Keeper:
         if pid_file.exists():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid_file.read_text()), signal.SIGKILL)
-        cgroups.sweep(CGROUP, lambda name: name == id)
+        cgroups.sweep(self._cgroup, lambda name: name == id)
         await self._forget(id)
 
     async def _forget_later(self, id: str) -> None:
@@ -377,22 +382,24 @@ class _Keeper:
         return container
 
 
-async def _serve(manager: socket.socket, home: Path, runtime: list[str], root: Path) -> None:
-    await _Keeper(manager, home, runtime, root).serve()
+async def _serve(
+    manager: socket.socket, home: Path, cgroup: str, runtime: list[str], root: Path
+) -> None:
+    await _Keeper(manager, home, cgroup, runtime, root).serve()
 
 
 def main() -> int:
-    """`python -m headrace.sandbox.oci.keeper SOCKET HOME RUNTIME...`; serves until its end."""
-    descriptor, home = int(sys.argv[1]), Path(sys.argv[2])
+    """`python -m headrace.sandbox.oci.keeper SOCKET HOME CGROUP RUNTIME`; serves until its end."""
+    descriptor, home, cgroup = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     root = home / "r"
-    runtime = [sys.argv[3], "--root", str(root)]
+    runtime = [sys.argv[4], "--root", str(root)]
     lock = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     mounts.adopt_orphans()
     manager = socket.socket(fileno=descriptor)
     os.set_inheritable(descriptor, False)
     manager.setblocking(False)
-    asyncio.run(_serve(manager, home, runtime, root))
+    asyncio.run(_serve(manager, home, cgroup, runtime, root))
     os.chdir("/")
     shutil.rmtree(home)
     return 0

@@ -43,10 +43,11 @@ class Layer:
 class Trees:
     """The scratches and trees of one keeper, which runs in `home` and in no other thread."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, *, userxattr: bool) -> None:
         mounts.private_namespace()
         mounts.forget_propagation()
         self._home = home
+        self._userxattr = userxattr
         self._enter_home()
         for name in ("s", "t"):
             Path(name).mkdir(exist_ok=True)
@@ -166,7 +167,7 @@ class Trees:
         place = Path("t") / str(next(self._numbers))
         place.mkdir()
         upper, work = str(live.path / "u"), str(live.path / "w")
-        mounts.overlay(str(place), lowers, upper, work, userxattr=False)
+        mounts.overlay(str(place), lowers, upper, work, userxattr=self._userxattr)
         self._chores.append(lambda: _unmount(place))
         tree = mounts.lift(str(place))
         hung = [(mounts.lift(source), target) for source, target in programs]
