@@ -3,7 +3,7 @@
 The same recipe runs synchronously and ahead of its verdicts, which sleep for a half or the whole
 of what sampling and learning take without them (ideal: 1.5x and 2x the samples/s). The simulator
 is calibrated from the synchronous run alone and says what the other schedules will come to.
-One thread computes, so that neither the store nor a neighbour disturbs it much.
+Only a quiet machine gives numbers that mean anything.
 """
 
 from __future__ import annotations
@@ -104,10 +104,11 @@ class Scale:
     groups: int
     tokens: int
     rounds: int
+    threads: int | None
 
 
-FULL = Scale(model=DEFAULT_MODEL, steps=11, groups=2, tokens=24, rounds=ROUNDS)
-QUICK = Scale(model="tiny:llama", steps=11, groups=4, tokens=32, rounds=1)
+FULL = Scale(model=DEFAULT_MODEL, steps=11, groups=2, tokens=24, rounds=ROUNDS, threads=None)
+QUICK = Scale(model="tiny:llama", steps=11, groups=4, tokens=32, rounds=1, threads=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +125,7 @@ def _recipe(scale: Scale) -> Recipe:
         {
             "name": "latency",
             "steps": scale.steps,
-            "threads": 1,
+            "threads": scale.threads,
             "model": {"source": scale.model},
             "tasks": {"domains": [{"name": "stories"}], "curriculum": {"enabled": False}},
             "play": {"groups": scale.groups, "group_size": 8, "max_new_tokens": scale.tokens},

@@ -155,7 +155,7 @@ def _steady(snapshots: Sequence[Snapshot], max_lag: int) -> tuple[int, int]:
     """The numbers of the steps after which the steady part begins and ends."""
     last = len(snapshots) - 1
     first, end = max_lag + 1, last - max_lag
-    return (first, end) if first < end else (0, last)
+    return (first, end) if end - first > max_lag else (0, last)
 
 
 def _busy(begin: Snapshot, end: Snapshot, world: World) -> Busy:
