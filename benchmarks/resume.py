@@ -4,7 +4,7 @@
     python benchmarks/resume.py --quick --check    3 kills
     python benchmarks/resume.py --recipe quickstart --set steps=6    the real model
 
-Each kill is SIGKILL to a process that trains through the command line. A third of them wait
+Each kill is SIGKILL to a process that trains through the command line. Every second one waits
 until a checkpoint is being written, the others strike at a random moment after a
 random event, mostly while sampling or learning. After `headrace resume`, weights, optimizer
 state, events (times aside), trajectories (times aside) and evaluations are compared with
@@ -183,7 +183,7 @@ def _kill_and_resume(
     log = run.with_suffix(".log")
     process = _headrace("run", *command, "--dir", str(run), log=log)
     started = time.perf_counter()
-    if number % 3 == 2:
+    if number % 2 == 1:
         temporary = run / "checkpoints"
         _wait_for(process, lambda: any(temporary.glob(".tmp-*")))
         time.sleep(random.uniform(0, 0.02))

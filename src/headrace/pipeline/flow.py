@@ -154,8 +154,7 @@ class Flow:
         """Take `groups` in: each is to be played, those of a batch by `play`."""
         for group in groups:
             self._held[group.id] = _Held(group, purpose, batch)
-        if self._inherited:
-            self._forget(groups)
+        self._void(groups)
         kind = _PLAYS[purpose]
         works = [
             Work(
@@ -179,16 +178,24 @@ class Flow:
         """Take in a group that was played in an earlier life; missing verdicts are to come."""
         held = self._held[group.id] = _Held(group, purpose, before=True)
         held.played(attempts)
-        if self._inherited:
-            self._forget([group])
+        self._void([group])
         self._broker.enqueue(self._verdicts_of(held))
         if held.ready:
             self._arrived(group, held.attempts)
         self._dispatch()
 
     async def play(self, batch: str) -> None:
-        """Play all groups of `batch` together, in the order of their admission."""
+        """Play all groups of `batch`, together and in the order of their admission; where play
+        is continuous, whenever there is room for them."""
         keys = [key for key, held in self._held.items() if held.batch == batch]
+        if not self._continuous:
+            self._start_batch(batch, keys)
+        await self._until(
+            f"the attempts of batch {batch}",
+            lambda: [key for key in keys if not self._held[key].attempts],
+        )
+
+    def _start_batch(self, batch: str, keys: Sequence[str]) -> None:
         leases = self._claim(list(_PLAYS.values()), limit=max(1, len(keys)), batch=batch)
         if {lease.key for lease in leases} != set(keys):
             raise InfrastructureError(
@@ -197,10 +204,6 @@ class Flow:
                 hint="does another process work on this queue? resume when it has ended",
             )
         self._start(sorted(leases, key=lambda lease: keys.index(lease.key)))
-        await self._until(
-            f"the attempts of batch {batch}",
-            lambda: [key for key in keys if not self._held[key].attempts],
-        )
 
     async def ready(self, groups: Iterable[str]) -> None:
         """Wait until all verdicts on `groups` are there."""
@@ -232,11 +235,16 @@ class Flow:
         self._forget([held.group for held in leaving])
         return [attempt for held in leaving for attempt in held.attempts]
 
+    def _void(self, groups: Sequence[Group]) -> None:
+        """Remove what an earlier life left of these groups in the queue, done or not."""
+        if self._inherited and groups:
+            self._broker.cancel(keys=_keys(groups))
+            self._forget(groups)
+
     def _forget(self, groups: Sequence[Group]) -> None:
         """Remove what has ended of these groups from the queue: the store knows of it."""
-        tries = [f"{g.id}/{n}" for g in groups for n in range(g.size + g.spare)]
         if groups:
-            self._broker.forget(keys=[*(group.id for group in groups), *tries])
+            self._broker.forget(keys=_keys(groups))
 
     # --- waiting ---------------------------------------------------------------------------
 
@@ -477,3 +485,9 @@ def _prevented(judged: Trajectory) -> str | None:
     if verdict is None or verdict.score is not None or verdict.fault != "infrastructure":
         return None
     return verdict.evidence or "the infrastructure failed"
+
+
+def _keys(groups: Sequence[Group]) -> list[str]:
+    """The keys of all work on `groups`: of playing them, and of the verdicts on their attempts."""
+    attempts = [f"{g.id}/{n}" for g in groups for n in range(g.size + g.spare)]
+    return [*(group.id for group in groups), *attempts]

@@ -69,6 +69,9 @@ from headrace.verify.pool import VerificationPool
 
 __all__ = ["RunResult", "resume", "start"]
 
+_IN_HAND = 2
+"""Verdicts in hand for each worker, so that none is idle while a learning step takes the loop."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
@@ -307,8 +310,8 @@ async def _assembled(
         stages.stream.surplus = surplus.note
         flow = Flow(
             FlowSpec(
-                inference=sampler.capacity,
-                verdicts=recipe.verify.workers,
+                inference=min(sampler.capacity, recipe.play.groups * recipe.play.group_size),
+                verdicts=_IN_HAND * recipe.verify.workers,
                 verdicts_per_domain=_per_domain(recipe, len(parts.domains)),
                 patience_s=recipe.play.patience,
             ),
@@ -350,10 +353,10 @@ async def _assembled(
         yield run
 
 
-def _per_domain(recipe: Recipe, domains: int) -> int:
-    """How many verdicts of one domain are worked on at once: one is left to the others."""
-    workers = recipe.verify.workers
-    return recipe.verify.per_domain or max(1, workers - (domains > 1))
+def _per_domain(recipe: Recipe, domains: int) -> int | None:
+    """How many verdicts of one domain are in hand at once: of several, none takes all workers."""
+    shared = None if domains == 1 else max(1, recipe.verify.workers - 1)
+    return recipe.verify.per_domain or shared
 
 
 def _stages(
@@ -410,6 +413,7 @@ def _continue(run: Run) -> None:
     checkpoint = run.books.checkpoints.latest()
     if checkpoint is None:
         run.books.events.rewind(0)
+        run.supply.restore(run.supply.state(), 0)
         return
     for problem in checkpoint.problems:
         run.listener.warning(f"checkpoint passed over: {problem}")
