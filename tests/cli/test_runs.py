@@ -159,7 +159,8 @@ def test_a_recipe_json_of_a_run_starts_the_same_run_again(tmp_path: Path) -> Non
 
 def test_a_run_answers_sql_and_says_what_it_waits_for(tmp_path: Path) -> None:
     assert small_run(tmp_path).code == 0
-    asked = "select group_id, count(*) n from trajectories join consumed using (group_id) group by 1"
+    asked = "select group_id, count(*) n from trajectories join consumed using (group_id) "
+    asked += "group by 1"
     rows = headrace("show", "--runs", str(tmp_path), "--sql", asked, "--json").json
     assert len(rows) == 6
     assert {row["n"] for row in rows} == {2}
