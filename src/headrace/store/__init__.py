@@ -2,7 +2,7 @@
 
 Files that survive a kill at any instant (`files`), the event log (`events`), the trajectory store
 (`trajectories`, which says what lies below it), checkpoints, run directories (`runs`) and what a
-run amounts to (`summary`). Nobody else writes into a run directory; nothing here knows how to train.
+run amounts to (`summary`). Nobody else writes into a run directory; nothing here can train.
 """
 
 from headrace.store.checkpoints import Checkpoint, Checkpoints
