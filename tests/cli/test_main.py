@@ -70,7 +70,8 @@ def test_help_loads_nothing_heavy() -> None:
 
 
 VERBS = [
-    *("run", "resume", "ls", "show", "diff", "report", "init", "doctor"),
+    *("run", "resume", "ls", "show", "diff", "report", "init", "doctor", "simulate"),
+    *("data export", "data regrade", "data compact"),
     *("recipes ls", "recipes show", "recipes keys", "models pull", "models ls"),
     *("domains ls", "domains show", "audit", "verifiers ls", "verifiers show"),
     *("sandbox doctor", "sandbox ls", "sandbox reap", "sandbox exec"),

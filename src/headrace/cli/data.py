@@ -77,6 +77,7 @@ def regrade(run: RunName, runs: Runs = Path("runs"), json: Json = False) -> None
     \b
     Examples:
       headrace data regrade latest
+      headrace data regrade 3fa2b1 --json
       headrace show latest --sql "select verifier_version, avg(score) from verdicts group by 1"
     """
     from headrace.data.packs import Catalogue
