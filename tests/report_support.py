@@ -150,7 +150,7 @@ def step_payload(
         "kl_reference": 0.06 * reward,
         "kl_behaviour": 0.0004 + abs(noise) / 1000,
         "corrected_share": 0.01,
-        "effective_share": 0.97,
+        "effective_share": 0.97 - abs(noise) / 100,
         "lag": {"mean": 0.8, "max": 1},
         "clipped_share": 0.01 + abs(noise) / 5,
         "ratio_mean": 1.0,

@@ -119,7 +119,7 @@ def test_evaluations_stand_on_the_axis_of_the_reward(whole: Whole, page: Element
         ("Cut at the token limit", "cut", ("truncated",)),
         ("Gradient norm", "norm", ("gradient_norm",)),
         ("Clipped tokens", "clipped", ("clipped_share",)),
-        ("Largest probability ratio", "largest", ("ratio_max",)),
+        ("Effective samples", "effective", ("effective_share",)),
         ("Not judged", "not judged", ("credit", "unscored")),
     ],
 )
