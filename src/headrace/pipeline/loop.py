@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from headrace.algorithms.credit import assemble, credit
 from headrace.pipeline.run import Learned, Played, Run
+from headrace.pipeline.supply import groups_missing
 from headrace.protocols import LearnerReport, UpdateReport
 from headrace.types import Floats, Sample, Trajectory
 
@@ -38,7 +39,7 @@ async def play(run: Run) -> Played:
     """Have groups played and judged, by now or ahead of time; refill those that teach nothing."""
     await run.supply.ahead(run.step)
     everything, effective = list[Trajectory](), list[Trajectory]()
-    while missing := run.groups_missing(everything, effective):
+    while missing := groups_missing(run.recipe, everything, effective):
         wave = await run.supply.wave(run.step, missing)
         run.settle(wave)
         everything += wave.attempts

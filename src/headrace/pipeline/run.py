@@ -129,17 +129,6 @@ class Run:
         self._replayed = 0
         self._began = time.perf_counter()
 
-    def groups_missing(
-        self, everything: Sequence[Trajectory], effective: Sequence[Trajectory]
-    ) -> int:
-        """How many groups the step still has to play."""
-        wanted, size = self.recipe.play.groups, self.recipe.play.group_size
-        algorithm = self.recipe.algorithm
-        if not algorithm.dynamic_sampling:
-            return wanted - len(everything) // size
-        budget = int(algorithm.refill_limit * wanted) - len(everything) // size
-        return max(0, min(wanted - len(effective) // size, budget))
-
     def settle(self, wave: Wave) -> None:
         """Note what a step has taken and tell the curriculum what each group scored."""
         self._played = time.perf_counter() - self._began

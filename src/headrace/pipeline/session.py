@@ -309,12 +309,7 @@ async def _assembled(
         surplus = Surplus()
         stages.stream.surplus = surplus.note
         flow = Flow(
-            FlowSpec(
-                inference=min(sampler.capacity, recipe.play.groups * recipe.play.group_size),
-                verdicts=_IN_HAND * recipe.verify.workers,
-                verdicts_per_domain=_per_domain(recipe, len(parts.domains)),
-                patience_s=recipe.play.patience,
-            ),
+            _flow_spec(recipe, sampler.capacity, len(parts.domains)),
             stages,
             broker,
             clock,
@@ -353,10 +348,15 @@ async def _assembled(
         yield run
 
 
-def _per_domain(recipe: Recipe, domains: int) -> int | None:
-    """How many verdicts of one domain are in hand at once: of several, none takes all workers."""
+def _flow_spec(recipe: Recipe, capacity: int, domains: int) -> FlowSpec:
+    """The room in a run: of several domains, none takes all workers."""
     shared = None if domains == 1 else max(1, recipe.verify.workers - 1)
-    return recipe.verify.per_domain or shared
+    return FlowSpec(
+        inference=min(capacity, recipe.play.groups * recipe.play.group_size),
+        verdicts=_IN_HAND * recipe.verify.workers,
+        verdicts_per_domain=recipe.verify.per_domain or shared,
+        patience_s=recipe.play.patience,
+    )
 
 
 def _stages(

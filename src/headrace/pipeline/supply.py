@@ -26,7 +26,7 @@ from headrace.store.records import Admitted
 from headrace.store.trajectories import TrajectoryStore
 from headrace.types import Json, Trajectory
 
-__all__ = ["Supply", "Wave"]
+__all__ = ["Supply", "Wave", "groups_missing"]
 
 HONEYPOT = "honeypot"
 
@@ -373,6 +373,17 @@ class Supply:
                     self._plan.setdefault(entry.consumed.step, []).append(entry.consumed)
         self._store.rewind_consumed(step)
         self._slots.restore(state["slots"], held)
+
+
+def groups_missing(
+    recipe: Recipe, everything: Sequence[Trajectory], effective: Sequence[Trajectory]
+) -> int:
+    """How many groups a step still has to take, given the attempts it has taken."""
+    wanted, size = recipe.play.groups, recipe.play.group_size
+    if not recipe.algorithm.dynamic_sampling:
+        return wanted - len(everything) // size
+    budget = int(recipe.algorithm.refill_limit * wanted) - len(everything) // size
+    return max(0, min(wanted - len(effective) // size, budget))
 
 
 def _group_to_json(group: Group) -> dict[str, Json]:

@@ -24,7 +24,7 @@ from headrace.pipeline.simulation.record import ObservedSlots, Record
 from headrace.pipeline.simulation.report import Report, report
 from headrace.pipeline.simulation.stages import EmptyStore, SimulatedDomain, SimulatedStages
 from headrace.pipeline.simulation.world import World
-from headrace.pipeline.supply import Supply
+from headrace.pipeline.supply import Supply, groups_missing
 from headrace.pipeline.virtual import VirtualClock
 from headrace.pipeline.waits import Waits
 from headrace.recipe import DomainSpec, Recipe
@@ -191,17 +191,6 @@ class _Life:
         else:
             busy = learner.state in ("learning", "weights", "books")
             record.sampler.become(learner.state if busy else "verdicts")
-
-
-def groups_missing(
-    recipe: Recipe, everything: Sequence[Trajectory], effective: Sequence[Trajectory]
-) -> int:
-    """How many groups a step still has to play, as `Run.groups_missing` says."""
-    wanted, size = recipe.play.groups, recipe.play.group_size
-    if not recipe.algorithm.dynamic_sampling:
-        return wanted - len(everything) // size
-    budget = int(recipe.algorithm.refill_limit * wanted) - len(everything) // size
-    return max(0, min(wanted - len(effective) // size, budget))
 
 
 def _per_domain(recipe: Recipe, world: World) -> int:
