@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import platform
 import statistics
-from collections.abc import Sequence
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
-__all__ = ["Row", "passed", "processor", "table"]
+__all__ = ["Part", "Row", "passed", "processor", "run_parts", "table"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,3 +118,64 @@ def processor() -> str:
     except OSError:
         return platform.processor()
     return next((x.partition(":")[2].strip() for x in lines if "model name" in x), "unknown")
+
+
+Part = Callable[[bool, dict[str, Any]], list[Row]]
+"""Measures, quickly or not, and may tell more for the JSON."""
+
+
+def run_parts(
+    told_by: str,
+    parts: Mapping[str, Part],
+    *,
+    usual: Sequence[str] | None = None,
+    arguments: Sequence[str] | None = None,
+) -> int:
+    """The command line of a benchmark in parts: measure, show the table, write JSON; exit code.
+
+    `told_by` is the script's docstring; `usual` are the parts that run unless `--only` says so.
+    """
+    options = _options(told_by, parts, list(parts) if usual is None else list(usual), arguments)
+    console = Console(stderr=True)
+    rows: list[Row] = []
+    told: dict[str, Any] = {}
+    for name in options.only:
+        began = time.perf_counter()
+        console.print(f"{name} ...", markup=False)
+        rows += parts[name](options.quick, told)
+        console.print(f"  {time.perf_counter() - began:.0f} s", markup=False)
+    Console(width=None if sys.stdout.isatty() else 150).print(table(rows))
+    if options.json:
+        report = {
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": processor(),
+            "rows": [row.to_json() for row in rows],
+            **told,
+        }
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    return 1 if options.check and not passed(rows) else 0
+
+
+def _options(
+    told_by: str,
+    parts: Mapping[str, Part],
+    usual: list[str],
+    arguments: Sequence[str] | None,
+) -> argparse.Namespace:
+    def named(text: str) -> list[str]:
+        for name in text.split(","):
+            if name not in parts:
+                raise argparse.ArgumentTypeError(f"no part {name!r}: {', '.join(parts)}")
+        return text.split(",")
+
+    parser = argparse.ArgumentParser(description=told_by.partition("\n\n")[0])
+    parser.add_argument("--check", action="store_true", help="exit 1 if a bar falls short")
+    parser.add_argument("--quick", action="store_true", help="smaller")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here")
+    parser.add_argument(
+        "--only",
+        type=named,
+        default=usual,
+        help=f"of {', '.join(parts)} (usually {', '.join(usual)})",
+    )
+    return parser.parse_args(arguments)

@@ -10,21 +10,19 @@ three graders as they are often written (in a sandbox, since tricks break out of
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from fractions import Fraction
 from pathlib import Path
 from random import Random
 
 from rich.console import Console
 from rich.table import Table
-from rows import Row, passed, processor, table
+from rows import Part, Row, run_parts
 from verify_naive import MODES, Fate, fates, naive_world, prove_naive
 
 from headrace.data.packs import Catalogue
@@ -41,42 +39,6 @@ FULL_MARKS = 0.999
 
 Pair = tuple[str, str, bool]
 """A reference, an answer, and whether they say the same."""
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = _options(arguments)
-    console = Console(stderr=True)
-    rows: list[Row] = []
-    told: dict[str, Json] = {}
-    for name in options.only:
-        began = time.perf_counter()
-        console.print(f"{name} ...", markup=False)
-        rows += PARTS[name](options.quick, told)
-        console.print(f"  {time.perf_counter() - began:.0f} s", markup=False)
-    Console(width=None if sys.stdout.isatty() else 150).print(table(rows))
-    if options.json:
-        report = {
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": processor(),
-            "rows": [row.to_json() for row in rows],
-            **told,
-        }
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
-    return 1 if options.check and not passed(rows) else 0
-
-
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--check", action="store_true", help="exit 1 if a bar falls short")
-    parser.add_argument("--quick", action="store_true", help="fewer verdicts and tricks")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here")
-    parser.add_argument(
-        "--only",
-        type=lambda text: text.split(","),
-        default=list(PARTS),
-        help=", ".join(PARTS),
-    )
-    return parser.parse_args(arguments)
 
 
 # --- what is judged ------------------------------------------------------------------------
@@ -335,7 +297,7 @@ def _cell(score: float | None) -> str:
     return "grader gone" if score is None else "PAID" if _paid(score) else "-"
 
 
-PARTS: dict[str, Callable[[bool, dict[str, Json]], list[Row]]] = {
+PARTS: dict[str, Part] = {
     "speed": speed,
     "agreement": agreement,
     "tricks": tricks,
@@ -343,4 +305,4 @@ PARTS: dict[str, Callable[[bool, dict[str, Json]], list[Row]]] = {
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_parts(__doc__ or "", PARTS))
