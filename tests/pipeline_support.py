@@ -89,11 +89,11 @@ pack = Pack()
 
 
 @dataclass(frozen=True)
-class Slow(ShareOfVowels):
-    """Takes half a second."""
+class Stuck(ShareOfVowels):
+    """Takes longer than anybody is patient."""
 
     def judge(self, task: Task, text: str) -> Verdict:
-        time.sleep(0.5)
+        time.sleep(4.0)
         return super().judge(task, text)
 
 
@@ -119,10 +119,10 @@ class Deadly(ShareOfVowels):
 
 
 class TryingPack(Pack):
-    """The vowels with verifiers that are slow, wait for a gate, or kill their process."""
+    """The vowels with verifiers that are stuck, wait for a gate, or kill their process."""
 
     verifiers: ClassVar[Mapping[str, ShareOfVowels]] = {
-        "trying/slow": Slow(),
+        "trying/stuck": Stuck(),
         "trying/gated": Gated(),
         "trying/deadly": Deadly(),
     }

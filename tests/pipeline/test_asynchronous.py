@@ -165,8 +165,8 @@ def test_a_wait_that_nothing_ends_is_given_up_and_says_on_whom(tmp_path: Path) -
     with pytest.raises(InfrastructureError, match="verdicts missing"):
         start(
             recipe(
-                tasks={"domains": [{"name": "trying/slow"}]},
-                play={"patience": 0.2},
+                tasks={"domains": [{"name": "trying/stuck"}]},
+                play={"patience": 1.0},
                 verify={"audit": "off", "workers": 1},
                 evaluate={"items": 0},
             ),

@@ -278,6 +278,7 @@ def test_a_lease_that_ran_out_while_a_group_was_played_costs_nothing(tmp_path: P
 def test_a_batch_that_another_process_works_on_is_refused(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         world.flow.admit([group("g"), group("h")], batch="b")
+        await asyncio.sleep(0.1)  # until the queue knows of it
         world.broker.claim(["play"], worker="other", limit=1, lease_s=60, batch="b")
         with pytest.raises(InfrastructureError, match="0 of the 2 groups of batch b"):
             await world.flow.play("b")

@@ -20,6 +20,7 @@ from headrace.errors import InfrastructureError
 from headrace.pipeline.breaker import Breaker, BreakerOpen, BreakerPolicy, Permit
 from headrace.pipeline.broker import Broker, Done, Lease, Work
 from headrace.pipeline.clock import Clock
+from headrace.pipeline.desk import Aside, Desk, at_once
 from headrace.pipeline.waits import Waits
 from headrace.types import Trajectory
 
@@ -29,6 +30,7 @@ Purpose = Literal["train", "evaluate"]
 
 _PLAYS: dict[Purpose, str] = {"train": "play", "evaluate": "evaluate"}
 _VERDICTS: dict[Purpose, str] = {"train": "verify", "evaluate": "score"}
+_PLAY_KINDS, _VERDICT_KINDS = list(_PLAYS.values()), list(_VERDICTS.values())
 _PRIORITY = {"score": 0, "verify": 0, "evaluate": 1, "play": 2}
 _WORKER = "main"
 _TICK_S = 0.5
@@ -98,7 +100,8 @@ class Flow:
     """Groups on their way through play and verification; `async with` it.
 
     `arrived(group, attempts)` is called once the last verdict of a group is there; the group is
-    ready then, and stays until it is `take`n. Leases left by an earlier life are void.
+    ready then, and stays until it is `take`n. Leases left by an earlier life are void. The
+    broker is spoken to by `aside`.
     """
 
     def __init__(
@@ -110,8 +113,10 @@ class Flow:
         waits: Waits,
         *,
         arrived: Callable[[Group, Sequence[Trajectory]], None] = lambda group, attempts: None,
+        aside: Aside = at_once,
     ) -> None:
-        self._spec, self._stages, self._broker, self._clock = spec, stages, broker, clock
+        self._spec, self._stages, self._clock = spec, stages, clock
+        self._desk = Desk(broker, _WORKER, spec.lease_s, aside)
         self._waits, self._arrived = waits, arrived
         self._held: dict[str, _Held] = {}
         self._leases: dict[int, Lease] = {}
@@ -120,13 +125,14 @@ class Flow:
         self._sampling = 0
         self._judging: Counter[str] = Counter()
         self._continuous = self._inherited = False
-        self._signal = asyncio.Event()
+        self._signal, self._poked = asyncio.Event(), asyncio.Event()
+        self._idle = True
         self._moved = clock.now()
         self._failure: BaseException | None = None
 
     async def __aenter__(self) -> Self:
-        self._broker.reset(_WORKER)
-        self._inherited = bool(self._broker.stats().kinds)
+        self._inherited = await self._desk.open()
+        self._spawn(self._dispatching())
         self._spawn(self._tick())
         return self
 
@@ -139,6 +145,8 @@ class Flow:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if error is None:
+            await self._desk.deliver()
         self._waits.write(at_once=True)
 
     # --- what the pipeline asks for --------------------------------------------------------
@@ -146,7 +154,7 @@ class Flow:
     def play_continuously(self) -> None:
         """From now on play whatever is admitted as soon as there is room for it."""
         self._continuous = True
-        self._dispatch()
+        self._poke()
 
     def admit(
         self, groups: Sequence[Group], *, purpose: Purpose = "train", batch: str | None = None
@@ -169,8 +177,8 @@ class Flow:
             )
             for group in groups
         ]
-        self._broker.enqueue(works)
-        self._dispatch()
+        self._desk.enqueue(works)
+        self._poke()
 
     def readmit(
         self, group: Group, attempts: Sequence[Trajectory], *, purpose: Purpose = "train"
@@ -179,24 +187,25 @@ class Flow:
         held = self._held[group.id] = _Held(group, purpose, before=True)
         held.played(attempts)
         self._void([group])
-        self._broker.enqueue(self._verdicts_of(held))
+        self._desk.enqueue(self._verdicts_of(held))
         if held.ready:
             self._arrived(group, held.attempts)
-        self._dispatch()
+        self._poke()
 
     async def play(self, batch: str) -> None:
         """Play all groups of `batch`, together and in the order of their admission; where play
         is continuous, whenever there is room for them."""
         keys = [key for key, held in self._held.items() if held.batch == batch]
         if not self._continuous:
-            self._start_batch(batch, keys)
+            await self._start_batch(batch, keys)
         await self._until(
             f"the attempts of batch {batch}",
             lambda: [key for key in keys if not self._held[key].attempts],
         )
 
-    def _start_batch(self, batch: str, keys: Sequence[str]) -> None:
-        leases = self._claim(list(_PLAYS.values()), limit=max(1, len(keys)), batch=batch)
+    async def _start_batch(self, batch: str, keys: Sequence[str]) -> None:
+        claimed = await self._desk.claim_batch(_PLAY_KINDS, batch, max(1, len(keys)))
+        leases = self._wanted(claimed)
         if {lease.key for lease in leases} != set(keys):
             raise InfrastructureError(
                 f"the queue gave {len(leases)} of the {len(keys)} groups of batch {batch}",
@@ -237,25 +246,25 @@ class Flow:
 
     def _void(self, groups: Sequence[Group]) -> None:
         """Remove what an earlier life left of these groups in the queue, done or not."""
-        if self._inherited and groups:
-            self._broker.cancel(keys=_keys(groups))
-            self._forget(groups)
+        if self._inherited:
+            self._desk.void(_keys(groups))
 
     def _forget(self, groups: Sequence[Group]) -> None:
         """Remove what has ended of these groups from the queue: the store knows of it."""
-        if groups:
-            self._broker.forget(keys=_keys(groups))
+        self._desk.forget(_keys(groups))
 
     # --- waiting ---------------------------------------------------------------------------
 
     async def _until(self, what: str, missing: Callable[[], Sequence[str]]) -> None:
+        """Until nothing is missing, and all has been started for which there is room: whoever
+        waited may now learn for minutes in the thread that everything else runs in."""
         self._moved = self._clock.now()
 
         def on() -> str:
             return self._describe(missing())
 
         with self._waits.waiting(what, on, seconds=self._spec.patience_s):
-            while missing():
+            while missing() or not self._idle:
                 if self._failure is not None:
                     raise self._failure
                 left = self._moved + self._spec.patience_s - self._clock.now()
@@ -294,15 +303,27 @@ class Flow:
 
     # --- dispatching -----------------------------------------------------------------------
 
-    def _dispatch(self) -> None:
-        """Start as much as there is room for."""
-        while (room := self._spec.verdicts - self._judging.total()) > 0:
-            leases = self._claim(list(_VERDICTS.values()), limit=room, exclude=self._shut())
-            started = [lease for lease in leases if self._start_verdict(lease)]
-            if not started:
-                break
-        if self._continuous:
-            self._start(self._affordable())
+    def _poke(self) -> None:
+        self._idle = False
+        self._poked.set()
+
+    async def _dispatching(self) -> None:
+        """Whenever something has moved, tell the queue and start as much as there is room for."""
+        while True:
+            if not self._poked.is_set():
+                self._idle = True
+                self._signal.set()
+            await self._poked.wait()
+            self._poked.clear()
+            await self._desk.deliver()
+            while (room := self._spec.verdicts - self._judging.total()) > 0:
+                leases = self._wanted(await self._desk.claim(_VERDICT_KINDS, room, self._shut()))
+                started = [lease for lease in leases if self._start_verdict(lease)]
+                if not started:
+                    break
+            if self._continuous:
+                self._start(await self._affordable())
+            await asyncio.sleep(0)  # what was started takes its first step
 
     def _start_verdict(self, lease: Lease) -> bool:
         """Ask for a verdict, unless its domain has enough or its verifier is only being probed."""
@@ -313,7 +334,7 @@ class Flow:
         permit = None if self._is_full(lease.domain) else _permit(breaker, now)
         if permit is None:
             self._leases.pop(lease.id)
-            self._broker.release(lease)
+            self._desk.release(lease)
             return False
         self._judging[lease.domain] += 1
         self._spawn(self._judge(lease, breaker, permit))
@@ -334,42 +355,31 @@ class Flow:
             if self._is_full(name) or (probe_at is not None and probe_at > now)
         ]
 
-    def _affordable(self) -> list[Lease]:
-        """Leases of groups to play, as many as fit beside those in flight."""
+    async def _affordable(self) -> list[Lease]:
+        """Leases of groups to play, until those in flight are as many as may be."""
         leases: list[Lease] = []
         sampling = self._sampling
-        while sampling < self._spec.inference:
-            claimed = self._claim(list(_PLAYS.values()), limit=1)
+        largest = max((held.group.size for held in self._held.values()), default=1)
+        while (room := self._spec.inference - sampling) > 0:
+            claimed = self._wanted(await self._desk.claim(_PLAY_KINDS, -(-room // largest)))
             if not claimed:
                 break
             leases += claimed
-            sampling += self._held[claimed[0].key].group.size
+            sampling += sum(self._held[lease.key].group.size for lease in claimed)
         return leases
 
-    def _claim(
-        self,
-        kinds: list[str],
-        *,
-        limit: int,
-        batch: str | None = None,
-        exclude: Sequence[str] = (),
-    ) -> list[Lease]:
-        """Leases on groups that are held; what nobody waits for any more is cancelled."""
-        leases = self._broker.claim(
-            kinds,
-            worker=_WORKER,
-            limit=limit,
-            lease_s=self._spec.lease_s,
-            batch=batch,
-            all_of_batch=batch is not None,
-            exclude_domains=exclude,
-        )
-        known = [lease for lease in leases if lease.group in self._held]
-        for lease in leases:
-            if lease.group not in self._held:
-                self._broker.cancel(keys=[lease.key])
-        self._leases |= {lease.id: lease for lease in known}
-        return known
+    def _wanted(self, leases: Sequence[Lease]) -> list[Lease]:
+        """Those on work that is still to do; what nobody waits for any more is cancelled."""
+        wanted = [lease for lease in leases if self._is_wanted(lease)]
+        self._desk.void(lease.key for lease in leases if not self._is_wanted(lease))
+        self._leases |= {lease.id: lease for lease in wanted}
+        return wanted
+
+    def _is_wanted(self, lease: Lease) -> bool:
+        held = self._held.get(lease.group or "")
+        if held is None:
+            return False
+        return lease.key in held.open or (lease.key == held.group.id and not held.attempts)
 
     def _start(self, leases: Sequence[Lease]) -> None:
         """Begin to play, all at once and in order."""
@@ -394,12 +404,11 @@ class Flow:
             follow = self._verdicts_of(held)
         tokens = sum(attempt.sampled_tokens for attempt in attempts)
         done = Done(lease, f"group:{group.id}", float(tokens), then=tuple(follow))
-        if self._broker.commit([done]):  # the lease ran out: what follows is still to do
-            self._broker.enqueue(follow)
+        self._desk.commit(done)
         if held is not None and held.ready:
             self._arrived(group, held.attempts)
         self._notify()
-        self._dispatch()
+        self._poke()
 
     def _verdicts_of(self, held: _Held) -> list[Work]:
         kind = _VERDICTS[held.purpose]
@@ -429,17 +438,15 @@ class Flow:
             breaker.succeeded(permit, now)
         else:
             breaker.failed(permit, now, prevented)
-        if prevented is None or not self._broker.fail(
-            lease, kind_of_failure="infrastructure", evidence=prevented
-        ):
+        if prevented is None or not await self._desk.failed(lease, prevented):
             await self._settle(lease, held, judged, now - started)
         self._notify()
-        self._dispatch()
+        self._poke()
 
     async def _settle(self, lease: Lease, held: _Held, judged: Trajectory, seconds: float) -> None:
         """A verdict counts: it is written down, and perhaps the group is ready with it."""
         await self._stages.keep(judged, held.purpose)
-        self._broker.commit([Done(lease, f"verdict:{lease.key}", seconds)])
+        self._desk.commit(Done(lease, f"verdict:{lease.key}", seconds))
         place = held.open.pop(lease.key, None)
         if place is not None:
             held.attempts[place] = judged
@@ -465,11 +472,10 @@ class Flow:
         while True:
             await asyncio.sleep(_TICK_S)
             if self._clock.now() - beat > self._spec.lease_s / 4:
-                self._broker.heartbeat(list(self._leases.values()), self._spec.lease_s)
-                self._broker.expire()
+                await self._desk.keep_alive(list(self._leases.values()))
                 beat = self._clock.now()
             self._waits.write()
-            self._dispatch()
+            self._poke()
 
 
 def _permit(breaker: Breaker, now: float) -> Permit | None:

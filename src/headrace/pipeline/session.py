@@ -39,6 +39,7 @@ from headrace.observe.metrics import write_metrics
 from headrace.observe.report import write_report
 from headrace.pipeline.broker import Broker, open_broker
 from headrace.pipeline.clock import Clock, SystemClock
+from headrace.pipeline.desk import in_thread
 from headrace.pipeline.flow import Flow, FlowSpec
 from headrace.pipeline.judging import Judges, ThreadJudges, processes
 from headrace.pipeline.lengths import Lengths
@@ -298,6 +299,7 @@ async def _assembled(
     slots = Slots(groups_per_step=recipe.play.groups, max_lag=recipe.play.max_lag)
     async with contextlib.AsyncExitStack() as stack:
         broker = stack.enter_context(_broker(books.directory, parts, clock))
+        queue_thread = stack.enter_context(ThreadPoolExecutor(1, "headrace-queue"))
         threads = stack.enter_context(_threads(recipe.verify.workers))
         judging: Judges = ThreadJudges(judges, threads)
         if recipe.verify.placement == "processes":
@@ -315,6 +317,7 @@ async def _assembled(
             clock,
             Waits(clock, books.directory.path / "waits.json"),
             arrived=lambda group, attempts: supply.arrived(group, attempts),
+            aside=in_thread(queue_thread),
         )
         supply = Supply(
             recipe=recipe,

@@ -15,10 +15,9 @@ from typing import cast
 from headrace.data.source import TaskSource
 from headrace.environments.single_turn import Group
 from headrace.pipeline import virtual
-from headrace.pipeline.broker import Broker, Retry, open_broker
+from headrace.pipeline.broker import Broker, open_broker
 from headrace.pipeline.flow import Flow, FlowSpec
 from headrace.pipeline.lengths import Lengths
-from headrace.pipeline.simulation.broker import PatientBroker
 from headrace.pipeline.simulation.engine import Engine
 from headrace.pipeline.simulation.record import ObservedSlots, Record
 from headrace.pipeline.simulation.report import Report, report
@@ -34,17 +33,15 @@ from headrace.types import Trajectory
 __all__ = ["compare", "scheduled", "simulate", "source_of"]
 
 
-def simulate(recipe: Recipe, world: World, *, patient: bool = True) -> Report:
+def simulate(recipe: Recipe, world: World) -> Report:
     """Run `recipe` in `world`. Of the recipe count steps, seed, schedule, lag, groups and limits;
     the domains, their weights and everything that takes time are the world's.
 
     Raises what a real run would: InfrastructureError where nothing arrives for the recipe's
-    patience. The same arguments give the same report; so does a broker that is not `patient`,
-    but asks its database every time (see `PatientBroker`).
+    patience. The same arguments give the same report.
     """
     clock = VirtualClock()
-    queue = PatientBroker(clock, Retry()) if patient else open_broker("sqlite://", clock=clock)
-    with contextlib.closing(queue) as broker:
+    with contextlib.closing(open_broker("sqlite://", clock=clock)) as broker:
         for domain in world.domains:
             broker.set_share(domain.name, domain.weight)
         life = _Life(recipe, world, clock, broker)
