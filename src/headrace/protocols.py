@@ -32,6 +32,10 @@ __all__ = [
     "LearnerReport",
     "LossSpec",
     "Pack",
+    "PreferenceLoss",
+    "PreferenceReport",
+    "RankingLoss",
+    "RankingReport",
     "Referenced",
     "SampleRequest",
     "Sampler",
@@ -101,6 +105,7 @@ class LossSpec:
     `dual_clip` c > 1 bounds the loss of negative advantages by -c A. `correction` weighs the
     loss by the mismatch between sampler and learner, with bounds `correction_low/high`.
     `anchor`: which log-probabilities the ratio is against. `kl`: the in-loss estimator.
+    `label_smoothing` (0..1) and `neftune` (alpha) are for cross-entropy, see `SftSpec`.
     """
 
     ratio: Literal["token", "sequence"] = "token"
@@ -113,6 +118,77 @@ class LossSpec:
     correction_low: float = 0.0
     correction_high: float = 2.0
     kl: Literal["none", "k2", "k3"] = "none"
+    label_smoothing: float = 0.0
+    neftune: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreferenceLoss:
+    """A direct preference loss over whole sequences; see `headrace.algorithms.preferences`.
+
+    Pairs share a `group`, in which one sample has label 1 and the other -1; "kto" takes samples
+    alone. `beta` is the strength of the reference (of the margin, where the loss has none).
+    `target_margin` is SimPO's gamma. `sft_weight` adds cross-entropy on the preferred sample.
+    """
+
+    loss: Literal["dpo", "ipo", "kto", "orpo", "simpo"] = "dpo"
+    divergence: Literal["reverse_kl", "forward_kl"] = "reverse_kl"
+    beta: float = 0.1
+    label_smoothing: float = 0.0
+    length_normalised: bool = False
+    target_margin: float = 0.0
+    sft_weight: float = 0.0
+    desirable_weight: float = 1.0
+    undesirable_weight: float = 1.0
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.loss in ("dpo", "ipo", "kto")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankingLoss:
+    """Bradley-Terry over pairs of scores; see `headrace.algorithms.ranking`."""
+
+    margins: bool = False
+    centre: float = 0.0
+    process: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreferenceReport:
+    """What one pass over pairs (or labelled samples) saw, over its whole batch.
+
+    `accuracy`: share of pairs whose implicit reward is higher for the preferred (0..1, a tie is
+    a half). `margin`: mean difference of the implicit rewards. `chosen_reward`,
+    `rejected_reward`: their means; `chosen_logp`, `rejected_logp`: mean log-probability of a
+    sequence, nats. Rewards are 0 where there is no reference to measure against.
+    """
+
+    loss: float
+    units: int
+    tokens: int
+    accuracy: float
+    margin: float
+    chosen_reward: float
+    rejected_reward: float
+    chosen_logp: float
+    rejected_logp: float
+    components: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankingReport:
+    """What one pass of a reward model saw: `accuracy` of its pairs (a tie is a half), mean
+    `margin` and mean `score` of both sides."""
+
+    loss: float
+    units: int
+    accuracy: float
+    margin: float
+    chosen_score: float
+    rejected_score: float
+    components: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)

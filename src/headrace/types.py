@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 __all__ = [
     "Ending",
+    "Example",
     "Failure",
     "Fault",
     "Floats",
@@ -375,6 +376,37 @@ class Trajectory:
         return replace(self, verdict=verdict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """A recorded conversation in tokens: `ids` [n], `trainable` [n] (True: learn to write it).
+
+    `key` is a content hash. Examples of one `group` belong together: a pair is one with `label` 1
+    and one with -1 (`margin`: by how much better, 0 unknown); alone it has label 0, or says by
+    1 or -1 whether it is desirable. `score` (0..1) is the verdict it had, if any. `lineage` says
+    where it came from, down to the raw row or the attempt.
+
+    >>> ids, mask = np.array([5, 9, 2], np.int32), np.array([False, True, True])
+    >>> Example(key="a1", group="a1", source="chat.jsonl", ids=ids, trainable=mask).tokens
+    2
+    """
+
+    key: str
+    group: str
+    source: str
+    ids: Ids
+    trainable: Mask
+    label: float = 0.0
+    margin: float = 0.0
+    score: float | None = None
+    replay: bool = False
+    lineage: Mapping[str, Json] = field(default_factory=dict[str, Json])
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens are learned from."""
+        return int(self.trainable.sum())
+
+
 # --- what the learner eats -----------------------------------------------------------------
 
 
@@ -392,6 +424,10 @@ class Sample:
     - `advantage`: of the token, detached;
     - `policy_weight`, `cross_entropy_weight`, `kl_weight`, `entropy_weight`: per-token weight
       of each loss component, 0 where it does not apply.
+
+    Losses over whole sequences read `weight` (this one's share, normalised like the others),
+    `label` (1 preferred, -1 not, 0 neither; samples of one `group` are compared) and `margin`
+    (by how much it is preferred, in the units of the data, 0 where nobody said).
     """
 
     ids: Ids
@@ -410,6 +446,9 @@ class Sample:
     reference: Floats | None = None
     proximal: Floats | None = None
     images: tuple[str, ...] = ()
+    weight: float = 0.0
+    label: float = 0.0
+    margin: float = 0.0
 
     def __post_init__(self) -> None:
         n = len(self.ids)
