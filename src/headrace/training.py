@@ -1,16 +1,14 @@
-"""What stages that learn from recorded data are told: which data, and which loss on it.
+"""The schema of recorded stages, under the name by which it was first known."""
 
-The parts of a recipe beside reinforcement learning: supervised fine-tuning, preferences, reward
-models, distillation. Only schema and laws; formulas are in `headrace.algorithms`.
-"""
-
-from __future__ import annotations
-
-from typing import Annotated, Literal, Self
-
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-
-from headrace.protocols import PreferenceLoss, RankingLoss
+from headrace.recipe.recorded import (
+    DataSource,
+    DataSpec,
+    DistillSpec,
+    Method,
+    PreferenceSpec,
+    RewardSpec,
+    SftSpec,
+)
 
 __all__ = [
     "DataSource",
@@ -21,114 +19,3 @@ __all__ = [
     "RewardSpec",
     "SftSpec",
 ]
-
-Method = Literal["rl", "sft", "preference", "reward", "distill"]
-
-Positive = Annotated[int, Field(ge=1)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1)]
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class DataSource(_Part):
-    """Where examples come from; exactly one of `path`, `run` and `domain`.
-
-    `path`: a file of conversations or preferences (JSON, JSON lines, CSV, Parquet; .gz and .zst).
-    `run`: attempts that another run played and judged (a run's directory, or "stage:NAME" for an
-    earlier stage of the same recipe), of which those with a score of `min_score` or more are
-    demonstrations, and of a group the best against the worst are pairs. `domain`: tasks of a pack
-    with their reference answers. At most `items` of each. `weight` is relative within the mix;
-    `replay` marks what is there against forgetting, for reports.
-    """
-
-    path: str | None = None
-    run: str | None = None
-    domain: str | None = None
-    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    min_score: Share = 1.0
-    items: Positive | None = None
-    replay: bool = False
-
-    @model_validator(mode="after")
-    def _one(self) -> Self:
-        if sum(place is not None for place in (self.path, self.run, self.domain)) != 1:
-            raise ValueError("a source of data is one of path, run and domain")
-        return self
-
-    @property
-    def name(self) -> str:
-        return self.path or self.run or self.domain or ""
-
-
-class DataSpec(_Part):
-    """Recorded data. `batch` units (conversations, or pairs) make an optimizer step.
-
-    `train_on`: the tokens of all "assistant" messages, of the "last" one, or of "all" messages;
-    a message's own flag counts more. `order` "curriculum" begins with the short and the easy.
-    `validation` of the units are never trained on (chosen by content). A conversation of more
-    than `max_tokens` is refused, never cut; a source of which more than `max_refused` are
-    refused ends the run.
-    """
-
-    sources: Annotated[tuple[DataSource, ...], Field(min_length=1)]
-    batch: Positive = 16
-    train_on: Literal["assistant", "last", "all"] = "assistant"
-    order: Literal["shuffled", "curriculum", "given"] = "shuffled"
-    validation: Annotated[float, Field(ge=0, lt=1)] = 0.05
-    max_tokens: Positive | None = None
-    max_refused: Share = 0.5
-
-
-class SftSpec(_Part):
-    """Cross-entropy over the trainable tokens of a batch, one denominator for all of them.
-
-    `label_smoothing` gives that share of each target to the whole vocabulary evenly (Szegedy et
-    al. 2016). `neftune` is the alpha of uniform noise on the embeddings (Jain et al. 2023).
-    """
-
-    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    neftune: NonNegative = 0.0
-
-
-class PreferenceSpec(_Part):
-    """A direct preference loss as axes; see `headrace.algorithms.preferences`."""
-
-    loss: Literal["dpo", "ipo", "kto", "orpo", "simpo"] = "dpo"
-    divergence: Literal["reverse_kl", "forward_kl"] = "reverse_kl"
-    beta: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
-    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
-    length_normalised: bool = False
-    target_margin: NonNegative = 0.0
-    sft_weight: NonNegative = 0.0
-    desirable_weight: NonNegative = 1.0
-    undesirable_weight: NonNegative = 1.0
-
-    def objective(self) -> PreferenceLoss:
-        return PreferenceLoss(**self.model_dump())
-
-
-class RewardSpec(_Part):
-    """How a reward model is fitted: Bradley-Terry, with what pairs say by how much (`margins`).
-
-    `centre` weighs the squared sum of a pair's two scores (Eisenstein et al. 2023), so that they
-    lie around 0. `process` judges every marked step instead of the whole.
-    """
-
-    margins: bool = False
-    centre: NonNegative = 0.01
-    process: bool = False
-
-    def objective(self) -> RankingLoss:
-        return RankingLoss(**self.model_dump())
-
-
-class DistillSpec(_Part):
-    """On-policy distillation: the student plays, the teacher's log-probabilities are the reward.
-
-    `teacher` is a model source, or the http(s) address of a server that scores token ids.
-    """
-
-    teacher: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +15,11 @@ from headrace.configure.problems import explain
 from headrace.configure.schema import AXES, keys, pattern
 from headrace.configure.sources import cover, load_tree
 from headrace.errors import RecipeError
-from headrace.recipe import PRESETS, Recipe
+from headrace.recipe import PRESETS, Plan, Recipe, Stage
 
-__all__ = ["Resolved", "load_recipe", "parse_recipe"]
+__all__ = ["Resolved", "ResolvedPlan", "load", "load_recipe", "parse_plan", "parse_recipe"]
+
+_STAGES = "stages"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,18 +38,109 @@ class Resolved:
         return _leaves(self.recipe)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedPlan:
+    """A plan, and each of its stages with the origin of every value."""
+
+    plan: Plan
+    stages: Mapping[str, Resolved]
+
+
 def load_recipe(ref: str, overrides: Sequence[str] = ()) -> Resolved:
-    """The recipe that `ref` names, with `KEY=VALUE` overrides on top.
+    """What `load` gives, where it must be a single recipe."""
+    resolved = load(ref, overrides)
+    if isinstance(resolved, ResolvedPlan):
+        stages = ", ".join(resolved.stages)
+        raise RecipeError(
+            f"{ref} is a plan of several stages: {stages}",
+            hint="headrace run runs all of them",
+        )
+    return resolved
+
+
+def load(ref: str, overrides: Sequence[str] = ()) -> Resolved | ResolvedPlan:
+    """The recipe that `ref` names, with `KEY=VALUE` overrides on top; a plan if it has stages.
 
     `ref` is a shipped name, a path to .toml (or a run's recipe.json), `pkg.mod:function` or
-    `file.py:function`. Raises RecipeError for anything that cannot be read or is not valid.
+    `file.py:function`. In a plan an override is for all stages, `stages.NAME.KEY=VALUE` for one.
+    Raises RecipeError for anything that cannot be read or is not valid.
     """
     tree = load_tree(ref, algorithm_axes=AXES)
     parsed = [_override(text) for text in overrides]
+    if _STAGES not in tree:
+        return _resolve(_overridden(tree, parsed), ref)
+    return _resolve_plan(tree, parsed, ref)
+
+
+def _overridden(tree: dict[str, Node], overrides: Sequence[tuple[str, object]]) -> dict[str, Node]:
     chooses = ("algorithm", "algorithm.preset")
-    for path, value in sorted(parsed, key=lambda pair: pair[0] not in chooses):
+    for path, value in sorted(overrides, key=lambda pair: pair[0] not in chooses):
         tree = _set(tree, path, value)
-    return _resolve(tree, ref)
+    return tree
+
+
+def _resolve_plan(
+    tree: dict[str, Node], overrides: Sequence[tuple[str, object]], ref: str
+) -> ResolvedPlan:
+    """Each stage's table covers what is said outside of stages."""
+    common = {
+        key: node for key, node in tree.items() if key not in (_STAGES, "name", "description")
+    }
+    tables = tree[_STAGES]
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise RecipeError("stages must be a list of tables", where=ref, hint="write [[stages]]")
+    resolved: dict[str, Resolved] = {}
+    confirms: dict[str, object] = {}
+    for place, table in enumerate(cast("list[dict[str, Node]]", tables)):
+        name = plain(table.get("name", Leaf(f"stage-{place + 1}", ref)))
+        if not isinstance(name, str) or name in resolved:
+            raise RecipeError(f"stage {place + 1} needs a name of its own, not {name!r}", where=ref)
+        confirms[name] = plain(table.get("confirm", Leaf(False, ref)))
+        body = {key: node for key, node in table.items() if key != "confirm"}
+        mine = [(path, value) for path, value in overrides if not path.startswith(f"{_STAGES}.")]
+        mine += [
+            (path.removeprefix(f"{_STAGES}.{name}."), value)
+            for path, value in overrides
+            if path.startswith(f"{_STAGES}.{name}.")
+        ]
+        merged = _overridden(cover(common, {**body, "name": Leaf(name, ref)}, AXES), mine)
+        resolved[name] = _resolve(merged, f"{ref}, stage {name}")
+    _refuse_unknown_stages(overrides, resolved)
+    plan = {
+        "name": plain(tree["name"]),
+        "description": plain(tree.get("description", Leaf("", ref))),
+        _STAGES: tuple(
+            Stage.model_construct(name=name, recipe=stage.recipe, confirm=confirms[name])
+            for name, stage in resolved.items()
+        ),
+    }
+    try:
+        return ResolvedPlan(plan=Plan.model_validate(plan, strict=True), stages=resolved)
+    except ValidationError as error:
+        raise explain(error, flatten(tree), ref) from error
+
+
+def _refuse_unknown_stages(
+    overrides: Sequence[tuple[str, object]], stages: Mapping[str, Resolved]
+) -> None:
+    for path, _ in overrides:
+        name = path.split(".")[1] if path.startswith(f"{_STAGES}.") else None
+        if name is not None and name not in stages:
+            near = difflib.get_close_matches(name, stages, n=1) or list(stages)
+            raise RecipeError(
+                f"--set {path}: there is no stage {name}", hint=f"did you mean {near[0]}?"
+            )
+
+
+def parse_plan(values: Mapping[str, object], *, where: str) -> Plan | None:
+    """The plan that a run was started with, from its JSON object; None for a single recipe."""
+    if _STAGES not in values:
+        return None
+    tree = cast("dict[str, Node]", wrap(values, lambda _: where))
+    try:
+        return Plan.model_validate(plain(tree), strict=True)
+    except ValidationError as error:
+        raise explain(error, flatten(tree), where) from error
 
 
 def parse_recipe(values: Mapping[str, object], *, where: str) -> Recipe:

