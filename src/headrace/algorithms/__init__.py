@@ -1,9 +1,10 @@
 """Algorithms as pure functions on orthogonal axes; `docs/algorithms.md` has the formulas.
 
 `credit` turns a step's judged trajectories into weighted samples, out of `advantages`,
-`shaping` and `aggregation`; `control` moves coefficients between steps. Those are numpy.
-`losses` is the torch half and is imported only by the learners that need it. Nothing here
-knows where trajectories come from or what runs the model.
+`shaping`, `critic` and `aggregation`; `recorded` does the same for recorded data; `control`
+moves coefficients between steps. Those are numpy. `losses`, `preferences` and `ranking` are the
+torch half and are imported only by the learners that need them. Nothing here knows where
+trajectories come from or what runs the model.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The loss that every algorithm shares: flat per-token tensors in, one scalar out.
 
-The only module of `headrace.algorithms` that knows torch. Learners call `objective` once for
-each micro-batch and add up: weights already hold the normaliser of the whole optimizer batch
-(`headrace.algorithms.credit`), so there is nothing here to divide by, and any split into
-micro-batches of whole sequences has the same loss and gradient. Data-parallel learners whose
-ranks average their gradients multiply the loss by the number of ranks.
+With `preferences` and `ranking`, losses over pairs, all of `headrace.algorithms` that knows
+torch. Learners call `objective` once for each micro-batch and add up: weights already hold the
+normaliser of the whole optimizer batch (`credit`, `recorded`), so there is nothing here to
+divide by, and any split into micro-batches of whole sequences has the same loss and gradient.
+Data-parallel learners whose ranks average their gradients multiply the loss by their number.
 
 A weight of exactly zero switches a component off at that token: whatever else the slot holds,
 NaN included, reaches neither the loss nor the gradient. A non-finite value in a slot that is
@@ -37,6 +37,8 @@ class LossInputs:
     `logp` and `entropy` (nats, of the distribution tokens are drawn from) carry gradient; all
     others are constants, in the units of `headrace.types.Sample`. `sequence` (int64) numbers
     the sequence of each token from 0; every token of a sequence must be in the same call.
+    `uniform` (nats, with gradient) is the mean log-probability over the vocabulary in each
+    token's place; only label smoothing asks for it.
 
     With one token, advantage 1 and weight 1, the gradient of -ratio x advantage is -1:
 
@@ -71,6 +73,7 @@ class LossInputs:
     kl_weight: Tensor
     entropy_weight: Tensor
     sequence: Tensor
+    uniform: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +115,7 @@ def objective(inputs: LossInputs, spec: LossSpec) -> LossTerms:
     behaviour = _only(inputs.behaviour, on)
     policy, ratio, clipped, corrected = _policy(inputs, spec, on, logp, behaviour)
     off_policy = torch.exp(_bounded(logp.detach() - behaviour))
-    cross_entropy = -inputs.cross_entropy_weight * _only(
-        inputs.logp, inputs.cross_entropy_weight != 0
-    )
+    cross_entropy = _cross_entropy(inputs, spec.label_smoothing)
     kl = _kl(inputs, spec, off_policy.clamp(max=spec.correction_high))
     entropy = _entropy(inputs)
     components = {
@@ -154,6 +155,11 @@ def _complete(inputs: LossInputs, spec: LossSpec) -> None:
             raise ValueError("a KL weight needs reference log-probabilities")
     if inputs.entropy is None and bool((inputs.entropy_weight != 0).any()):
         raise ValueError("an entropy weight needs the entropy")
+    if not 0 <= spec.label_smoothing <= 1:
+        raise ValueError(f"label smoothing is a share of 0..1, not {spec.label_smoothing}")
+    smoothed = spec.label_smoothing > 0 and bool((inputs.cross_entropy_weight != 0).any())
+    if smoothed and inputs.uniform is None:
+        raise ValueError("label smoothing needs the mean log-probability of the vocabulary")
 
 
 # --- policy gradient -----------------------------------------------------------------------
@@ -219,6 +225,19 @@ def _correction(gap: Tensor, sequence: Tensor, on: Tensor, spec: LossSpec) -> tu
         gate = torch.exp(_bounded(_sequence_mean(gap, sequence, on)))
     inside = (gate >= low) & (gate <= high)
     return torch.where(inside, token, torch.zeros_like(token)), ~inside
+
+
+# --- cross-entropy -------------------------------------------------------------------------
+
+
+def _cross_entropy(inputs: LossInputs, smoothing: float) -> Tensor:
+    """Weighted cross-entropy [T] against (1 - s) on the token and s evenly on the vocabulary
+    (Szegedy et al. 2016)."""
+    on = inputs.cross_entropy_weight != 0
+    expected = _only(inputs.logp, on)
+    if smoothing and inputs.uniform is not None:
+        expected = (1 - smoothing) * expected + smoothing * _only(inputs.uniform, on)
+    return -inputs.cross_entropy_weight * expected
 
 
 # --- regularisers --------------------------------------------------------------------------
