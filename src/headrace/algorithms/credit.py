@@ -68,12 +68,14 @@ class Credit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
-    """A judged, non-empty attempt: shaped score, and k1 against the reference, [k] or None."""
+    """A non-empty attempt: shaped score, k1 against the reference, what a teacher says of each
+    token more than the student did; [k] or None."""
 
     sample: Sample
     score: float
     penalty: float
     k1: Doubles | None
+    taught: Doubles | None
 
     @property
     def length(self) -> int:
@@ -146,6 +148,7 @@ def credit(
     *,
     max_new_tokens: int,
     reference: Mapping[str, Floats] | None = None,
+    teacher: Mapping[str, Floats] | None = None,
     kl_coefficient: float = 0.0,
     entropy_coefficient: float = 0.0,
 ) -> Credit:
@@ -155,6 +158,11 @@ def credit(
     which an attempt is overlong, unless its task sets one). `reference`: log-probabilities
     under the reference for each trajectory id, [n] as in its assembled sample; needed where
     `spec.kl` is placed anywhere. The coefficients are the controllers' current ones.
+
+    `teacher`: the same under a teacher, for every attempt. Then verdicts are not what is learned
+    from: the advantage of a token is the teacher's log-probability less the student's when it was
+    sampled, whose mean is minus the reverse KL (on-policy distillation, Agarwal et al. 2024);
+    attempts that could not be judged count like the others.
 
     The cost of k1 in the reward is centred like the scores (in the group; for reinforce++
     over the batch) but never divided by their spread, so a coefficient means the same in a
@@ -169,9 +177,9 @@ def credit(
         raise ValueError(f"KL in the {spec.kl.place} needs reference log-probabilities")
     ordered = sorted(trajectories, key=lambda t: (t.group, t.attempt))
     rows = [
-        _row(trajectory, trajectory.score, spec, max_new_tokens, reference)
+        _row(trajectory, trajectory.score or 0.0, spec, max_new_tokens, reference, teacher)
         for trajectory in ordered
-        if trajectory.score is not None and trajectory.sampled_tokens
+        if (trajectory.score is not None or teacher is not None) and trajectory.sampled_tokens
     ]
     groups = _by_group(rows)
     spread = {name: has_spread([row.score for row in group]) for name, group in groups.items()}
@@ -204,6 +212,7 @@ def _row(
     spec: AlgorithmSpec,
     max_new_tokens: int,
     reference: Mapping[str, Floats] | None,
+    teacher: Mapping[str, Floats] | None,
 ) -> _Row:
     sample = assemble(trajectory)
     if not np.isfinite(sample.behaviour).all():
@@ -221,7 +230,19 @@ def _row(
         if not np.isfinite(divergence).all():
             raise NumericalError("a reference log-probability is not finite", where=trajectory.id)
         sample = replace(sample, reference=np.where(sample.trainable, logps, np.float32(0)))
-    return _Row(sample=sample, score=score - penalty, penalty=penalty, k1=divergence)
+    taught = None if teacher is None else _taught(sample, teacher)
+    return _Row(
+        sample=sample, score=score - penalty, penalty=penalty, k1=divergence, taught=taught
+    )
+
+
+def _taught(sample: Sample, teacher: Mapping[str, Floats]) -> Doubles:
+    if sample.trajectory not in teacher:
+        raise ValueError(f"no teacher's log-probabilities for {sample.trajectory}")
+    gap = np.asarray(teacher[sample.trajectory], np.float64) - sample.behaviour
+    if not np.isfinite(gap[sample.trainable]).all():
+        raise NumericalError("a teacher's log-probability is not finite", where=sample.trajectory)
+    return gap[sample.trainable]
 
 
 def _by_group(rows: Sequence[_Row]) -> dict[str, list[_Row]]:
@@ -277,7 +298,11 @@ def _weigh(
 def _advantages(
     groups: Sequence[Sequence[_Row]], spec: AlgorithmSpec, cost: float
 ) -> list[Doubles]:
-    """Token advantages of each row, [k] each: normalised scores less the centred cost of KL."""
+    """Token advantages of each row, [k] each: normalised scores less the centred cost of KL, or
+    what a teacher says."""
+    taught = [row.taught for group in groups for row in group if row.taught is not None]
+    if taught:
+        return taught
     if spec.advantage == "reinforce++":
         rows = [row for group in groups for row in group]
         gained = advantages.whiten([_discounted(row, spec.gamma) for row in rows])

@@ -10,7 +10,7 @@ import typer
 from headrace.cli.output import emit, emit_json, number, table, tell
 
 if TYPE_CHECKING:
-    from headrace.configure import Resolved
+    from headrace.configure import Resolved, ResolvedPlan
     from headrace.pipeline.session import RunResult
 
 __all__ = ["register"]
@@ -58,20 +58,25 @@ def run(
       headrace run mine.toml --set play.groups=16 --set model.source=hf:ORG/NAME
       headrace run many-domains --dry-run
     """
-    from headrace.configure import load_recipe
-    from headrace.policy.sources import parse_source
+    from headrace.configure import ResolvedPlan, load
 
-    resolved = load_recipe(recipe, overrides or [])
-    parse_source(resolved.recipe.model.source)
+    resolved = load(recipe, overrides or [])
+    _check_sources(resolved)
     if dry_run:
         _print_recipe(resolved, json=json)
         return
     from headrace.observe.console import ConsoleListener
-    from headrace.pipeline.session import start
 
     listener = ConsoleListener()
     try:
-        result = start(resolved.recipe, runs=runs, directory=directory, listener=listener)
+        if isinstance(resolved, ResolvedPlan):
+            from headrace.pipeline.plans import start_plan
+
+            result = start_plan(resolved.plan, runs=runs, directory=directory, listener=listener)
+        else:
+            from headrace.pipeline.session import start
+
+            result = start(resolved.recipe, runs=runs, directory=directory, listener=listener)
     finally:
         listener.close()
     _print_result(result, json=json)
@@ -88,12 +93,18 @@ def resume(run: RunName = "latest", runs: Runs = Path("runs"), json: Json = Fals
     from headrace.observe.console import ConsoleListener
     from headrace.store import find
 
-    path = find(runs, run).path
+    directory = find(runs, run)
+    from headrace.configure import parse_plan
+    from headrace.pipeline.plans import resume_plan
     from headrace.pipeline.session import resume
 
+    plan = parse_plan(directory.recipe(), where=str(directory.path / "recipe.json"))
     listener = ConsoleListener()
     try:
-        result = resume(path, listener=listener)
+        if plan is None:
+            result = resume(directory.path, listener=listener)
+        else:
+            result = resume_plan(directory, plan, listener=listener)
     finally:
         listener.close()
     _print_result(result, json=json)
@@ -159,7 +170,7 @@ def show(
       headrace show latest --waits
       headrace show latest --sql "select domain, avg(score) from trajectories group by 1"
     """
-    from headrace.cli.summaries import describe
+    from headrace.cli.summaries import describe, describe_plan, stages
     from headrace.errors import RunError
     from headrace.store import find
     from headrace.store.summary import summarise
@@ -174,8 +185,12 @@ def show(
             inside.show_waits(directory, json=json)
         return
     summary = summarise(directory)
+    rows = stages(directory)
     if json:
-        emit_json({**summary.to_json(), "path": str(directory.path)})
+        told = {**summary.to_json(), "path": str(directory.path)}
+        emit_json({**told, "stages": rows} if rows else told)
+    elif rows:
+        emit(describe_plan(summary, rows))
     else:
         emit(describe(summary, directory.path))
     if open_report:
@@ -246,20 +261,43 @@ def register(app: typer.Typer) -> None:
         app.command(name)(verb)
 
 
-def _print_recipe(resolved: Resolved, *, json: bool) -> None:
-    """Show a recipe, but none that names a domain which does not exist."""
+def _check_sources(resolved: Resolved | ResolvedPlan) -> None:
+    """Refuse a model source that is none before anything else happens."""
+    from headrace.configure import ResolvedPlan
+    from headrace.policy.sources import parse_source
+    from headrace.recipe import stage_of
+
+    plan = isinstance(resolved, ResolvedPlan)
+    for stage in resolved.stages.values() if isinstance(resolved, ResolvedPlan) else [resolved]:
+        source = stage.recipe.model.source
+        if not plan or stage_of(source) is None:
+            parse_source(source)
+
+
+def _print_recipe(resolved: Resolved | ResolvedPlan, *, json: bool) -> None:
+    """Show a recipe, or each stage's, but none that names a domain which does not exist."""
+    from headrace.configure import ResolvedPlan
     from headrace.data.packs import Catalogue
 
+    stages = resolved.stages if isinstance(resolved, ResolvedPlan) else {"": resolved}
     with Catalogue() as catalogue:
-        catalogue.resolve(resolved.recipe.tasks.domains)
+        for stage in stages.values():
+            catalogue.resolve(stage.recipe.tasks.domains)
     if json:
-        recipe = resolved.recipe.model_dump(mode="json")
-        emit_json({"recipe": recipe, "origins": dict(resolved.origins)})
+        shown = {
+            name: {
+                "recipe": stage.recipe.model_dump(mode="json"),
+                "origins": dict(stage.origins),
+            }
+            for name, stage in stages.items()
+        }
+        emit_json({"stages": shown} if isinstance(resolved, ResolvedPlan) else shown[""])
         return
-    rows = [
-        [path, _spell(value), resolved.origins[path]] for path, value in resolved.values().items()
-    ]
-    emit(table(rows, header=["KEY", "VALUE", "FROM"]))
+    for name, stage in stages.items():
+        if name:
+            emit(f"stage {name}")
+        rows = [[path, _spell(v), stage.origins[path]] for path, v in stage.values().items()]
+        emit(table(rows, header=["KEY", "VALUE", "FROM"]))
 
 
 def _print_result(result: RunResult, *, json: bool) -> None:

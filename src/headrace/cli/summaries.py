@@ -12,7 +12,7 @@ from headrace.store import RunDirectory, list_runs
 from headrace.store.summary import RunSummary, Score, summarise
 from headrace.types import Json
 
-__all__ = ["compare", "describe", "listing"]
+__all__ = ["compare", "describe", "describe_plan", "listing", "stages"]
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -85,6 +85,40 @@ def describe(summary: RunSummary, path: Path) -> str:
     if summary.domains:
         lines += ["", _domains(summary.domains)]
     return "\n".join(lines)
+
+
+def stages(directory: RunDirectory) -> list[dict[str, Json]]:
+    """One row for each stage of a plan, as for `listing`; none for a single run."""
+    recipe = directory.recipe()
+    named = recipe.get("stages") if isinstance(recipe, dict) else None
+    rows = {row["run"]: row for row in listing(directory.path / "stages")}
+    return [
+        {
+            "status": "not begun",
+            "method": stage["recipe"]["method"],
+            **rows.get(stage["name"], {}),
+            "run": stage["name"],
+        }
+        for stage in named or []
+    ]
+
+
+def describe_plan(summary: RunSummary, rows: list[dict[str, Json]]) -> str:
+    """The page of `headrace show` for a plan: its stages in their order."""
+    reason = f": {summary.reason}" if summary.reason else ""
+    shown = [
+        [
+            row["run"],
+            row["method"],
+            row["status"],
+            f"{number(row.get('steps'), 0)}/{number(row.get('planned'), 0)}",
+            f"{number(row.get('heldout_before'))} -> {number(row.get('heldout_after'))}",
+            f"headrace show {row['path']}" if "path" in row else "-",
+        ]
+        for row in rows
+    ]
+    header = ["STAGE", "METHOD", "STATE", "STEPS", "HELD-OUT", "MORE"]
+    return f"{summary.run}  {summary.status}{reason}\n{table(shown, header=header)}"
 
 
 def _heldout(summary: RunSummary) -> str:

@@ -49,6 +49,8 @@ def format_step(line: StepLine) -> str:
         reward += f" ±{line.reward_stderr:.2f}"
     truncated = "-" if line.truncated is None else f"{line.truncated:.0%}"
     eta = "-" if line.eta is None else format_duration(line.eta)
+    if line.loss is not None:
+        return _recorded_step(line, steps, eta)
     fields = [
         f"step {line.step:>{len(steps)}}/{steps}",
         f"reward {reward:<10}",
@@ -60,6 +62,21 @@ def format_step(line: StepLine) -> str:
         *([] if line.tricks is None else [f"hack {line.tricks:>4.0%}"]),
         f"{_number(line.tokens_per_second, 0):>4} tok/s",
         f"{_number(line.samples_per_second, 1):>4} smp/s",
+        f"eta {eta}",
+    ]
+    return "  ".join(fields)
+
+
+def _recorded_step(line: StepLine, steps: str, eta: str) -> str:
+    """A step on recorded data: what was lost instead of what was earned."""
+    fields = [
+        f"step {line.step:>{len(steps)}}/{steps}",
+        f"loss {_number(line.loss, 4):>7}",
+        *([] if line.accuracy is None else [f"acc {line.accuracy:>4.0%}"]),
+        *([] if line.margin is None else [f"margin {line.margin:>+6.2f}"]),
+        f"held-out {_number(line.heldout, 2):<4}",
+        f"{_number(line.tokens_per_second, 0):>4} tok/s",
+        f"{_number(line.samples_per_second, 1):>4} units/s",
         f"eta {eta}",
     ]
     return "  ".join(fields)

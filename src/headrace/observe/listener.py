@@ -16,8 +16,9 @@ __all__ = ["Listener", "QuietListener", "StageProgress", "StepLine"]
 class StepLine:
     """One finished step in about ten numbers; None is "not measured", never zero.
 
-    `step` counts from 1 to `steps`. `reward` is the mean score of the judged attempts (0..1)
-    with its standard error; `heldout` the latest held-out score (0..1); `length` the mean of
+    `step` counts from 1 to `steps`. On recorded data: `loss` (nats per token, or of the pairs),
+    `accuracy` (0..1) and `margin` of pairs. `reward` is the mean score of the judged attempts
+    (0..1) with its standard error; `heldout` the latest held-out score (0..1); `length` the mean of
     sampled tokens per attempt; `truncated` the share of attempts cut at the limit (0..1);
     `kl` and `entropy` in nats per token; `tricks` the share of attempts in which a verifier saw
     a known trick (0..1); speeds per second of wall time; `eta` in seconds.
@@ -30,6 +31,9 @@ class StepLine:
     steps: int
     reward: float | None = None
     reward_stderr: float | None = None
+    loss: float | None = None
+    accuracy: float | None = None
+    margin: float | None = None
     heldout: float | None = None
     length: float | None = None
     truncated: float | None = None

@@ -1,4 +1,4 @@
-"""The loop: play, verify, credit, learn, publish, next.
+"""The loop: play or read, verify, credit, learn, publish, next.
 
 This page is the whole of training; every verb is a plain call to a part that can be read and
 tested alone. Synchronous training is this loop with a lag of zero: slots are taken at
@@ -26,10 +26,13 @@ async def train(run: Run) -> str:
         await run.evaluate_if_due()
     while run.outcome is None:
         run.begin_step()
-        played = await play(run)
-        learned = learn(run, played.effective)
-        run.record(played, learned)
-        run.conclude(played)
+        if run.study is None:
+            played = await play(run)
+            learned = learn(run, played.effective)
+            run.record(played, learned)
+            run.conclude(played)
+        else:
+            run.record_studied(run.study.step())
         await run.evaluate_if_due()
         run.checkpoint_if_due()
     return run.outcome
@@ -51,10 +54,11 @@ async def play(run: Run) -> Played:
 def learn(run: Run, attempts: list[Trajectory]) -> Learned:
     """Turn verdicts into weights, weights into updates, and publish what came of it."""
     earned = credit(
-        attempts,
+        [] if run.recipe.method == "play" else attempts,
         run.recipe.algorithm,
         max_new_tokens=run.recipe.play.max_new_tokens,
         reference=reference(run, attempts),
+        teacher=teacher(run, attempts),
         kl_coefficient=run.kl.coefficient,
         entropy_coefficient=run.entropy.coefficient,
     )
@@ -80,6 +84,14 @@ def reference(run: Run, attempts: list[Trajectory]) -> dict[str, Floats] | None:
     if run.recipe.algorithm.kl.place == "none":
         attempts = attempts[::4]
     logps = run.learner.logprobs([assemble(t) for t in attempts], which="reference")
+    return {t.id: values for t, values in zip(attempts, logps, strict=True)}
+
+
+def teacher(run: Run, attempts: list[Trajectory]) -> dict[str, Floats] | None:
+    """Log-probabilities under the teacher, by trajectory id, where there is one."""
+    if run.teacher is None:
+        return None
+    logps = run.teacher.logprobs([assemble(t) for t in attempts])
     return {t.id: values for t, values in zip(attempts, logps, strict=True)}
 
 

@@ -1,6 +1,5 @@
 """A plan run: its stages one after the other, each a run of its own in the plan's directory.
 
-
     runs/<plan>--<model>--<shortid>/
       recipe.json  env.json  status.json  stages/<name>/   (a run directory each)
 
@@ -18,14 +17,13 @@ from pathlib import Path
 from headrace import __version__
 from headrace.errors import HeadraceError, Interrupted, NoSignalError
 from headrace.observe.listener import Listener
+from headrace.pipeline.prepare import STAGES
 from headrace.pipeline.session import RunResult, resume, start
 from headrace.recipe import Plan, Stage
 from headrace.store.runs import RunDirectory
 from headrace.store.summary import summarise
 
-__all__ = ["STAGES", "resume_plan", "start_plan"]
-
-STAGES = "stages"
+__all__ = ["resume_plan", "start_plan"]
 
 
 def start_plan(
@@ -40,10 +38,9 @@ def start_plan(
 
     Raises what its stages raise; what is done stays done, and `resume_plan` goes on.
     """
-    first = plan.stages[0].recipe
     made = RunDirectory.create(
         runs,
-        {**plan.model_dump(mode="json"), "model": {"source": first.model.source}},
+        plan.model_dump(mode="json"),
         plan.name,
         plan.digest,
         {"headrace": __version__, "python": platform.python_version()},

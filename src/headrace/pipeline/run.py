@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from headrace.algorithms.control import EntropyController, KlController
@@ -28,12 +28,15 @@ from headrace.pipeline.stats import (
     lag_payload,
     learning_payload,
     play_payload,
+    study_payload,
 )
+from headrace.pipeline.study import Studied, Study, Trained
 from headrace.pipeline.supply import Supply, Wave
 from headrace.pipeline.vigil import Vigil
 from headrace.pipeline.watch import Alert, Watch
 from headrace.policy.engine import TorchPolicy
 from headrace.policy.learner import TorchLearner
+from headrace.policy.teacher import Teacher
 from headrace.protocols import LearnerReport, UpdateReport
 from headrace.recipe import Recipe
 from headrace.store.checkpoints import Checkpoints
@@ -99,6 +102,8 @@ class Run:
     watch: Watch
     surplus: Surplus
     stop_requested: Callable[[], bool]
+    study: Study | None = None
+    teacher: Teacher | None = None
     step: int = 0
     outcome: str | None = None
     reference_moved: bool = False
@@ -108,6 +113,11 @@ class Run:
     _replayed: int = 0
     _score: float | None = None
     _best: tuple[int, float] | None = None
+
+    @property
+    def trained(self) -> Trained:
+        """What checkpoints hold."""
+        return self.learner if self.study is None else self.study.trained
 
     # --- a step --------------------------------------------------------------------------
 
@@ -211,27 +221,54 @@ class Run:
             "replayed": float(self._replayed),
             **self.surplus.timing(attempts),
         }
-        self.books.events.append("step", self.step, payload, timing)
-        self.books.directory.set_status("running", step=self.step, steps=self.recipe.steps)
-        self.listener.step(self._line(payload, timing))
+        self._finish_step(payload, timing)
 
     def _line(self, payload: Mapping[str, Json], timing: Mapping[str, float]) -> StepLine:
-        reward = payload["reward"] or {}
+        reward = payload.get("reward") or {}
         return StepLine(
             step=self.step,
             steps=self.recipe.steps,
             reward=reward.get("mean"),
             reward_stderr=reward.get("stderr"),
+            loss=payload["loss"] if self.study is not None else None,
+            accuracy=payload.get("accuracy"),
+            margin=payload.get("margin"),
             heldout=self._score,
-            length=payload["length"]["mean"],
-            truncated=payload["truncated"],
-            kl=payload["kl_reference"],
-            entropy=payload["entropy"],
-            tricks=payload["watch"]["tricks"],
+            length=payload.get("length", {}).get("mean"),
+            truncated=payload.get("truncated"),
+            kl=payload.get("kl_reference"),
+            entropy=payload.get("entropy"),
+            tricks=payload.get("watch", {}).get("tricks"),
             tokens_per_second=timing["tokens_per_second"],
             samples_per_second=timing["samples_per_second"],
             eta=(self.recipe.steps - self.step) * timing["seconds"],
         )
+
+    def record_studied(self, studied: Studied) -> None:
+        """Write a step on recorded data down and say it in one line; perhaps it was the last."""
+        assert self.study is not None
+        now = time.perf_counter()
+        seconds = now - self._began
+        payload = {
+            "version": self.policy.version,
+            **study_payload(studied),
+            "sources": {name: asdict(s) for name, s in self.study.status().items()},
+        }
+        timing = {
+            "learn": studied.seconds,
+            "seconds": seconds,
+            "since_ready": now - self._ready,
+            "samples_per_second": len(studied.units) / seconds,
+            "tokens_per_second": studied.tokens / seconds,
+        }
+        self._finish_step(payload, timing)
+        if self.step == self.recipe.steps:
+            self.outcome = "all steps done"
+
+    def _finish_step(self, payload: Mapping[str, Json], timing: Mapping[str, float]) -> None:
+        self.books.events.append("step", self.step, payload, timing)
+        self.books.directory.set_status("running", step=self.step, steps=self.recipe.steps)
+        self.listener.step(self._line(payload, timing))
 
     def conclude(self, played: Played) -> None:
         """Decide whether this was the last step; NoSignalError where going on is no use."""
@@ -249,12 +286,26 @@ class Run:
         every = self.recipe.evaluate.every
         last = self.outcome is not None
         due = self.step == 0 or last or (every is not None and self.step % every == 0)
+        if due and self.study is not None:
+            self._validate(self.study)
         if not self.heldout or not due:
             return
         evaluation = await self._evaluation()
         self._score = evaluation.estimate(self.recipe.evaluate.confidence).score
         if last:
             self._compare(evaluation)
+
+    def _validate(self, study: Study) -> None:
+        started = time.perf_counter()
+        seen = study.validate()
+        if seen is None:
+            return
+        timing = {"seconds": time.perf_counter() - started}
+        self.books.events.append("evaluation", self.step, seen.payload(), timing)
+        right = "" if seen.accuracy is None else f", {seen.accuracy:.1%} of the pairs right"
+        self.listener.note(
+            f"validation after step {self.step}: loss {seen.loss:.4f}{right} on {seen.units} units"
+        )
 
     async def _evaluation(self) -> Evaluation:
         started = time.perf_counter()
@@ -332,7 +383,7 @@ class Run:
         """Write everything that the next step depends on."""
 
         def fill(directory: Path) -> None:
-            self.learner.save(directory)
+            self.trained.save(directory)
             if self.reference_moved:
                 self.learner.save_reference(directory)
 
@@ -352,6 +403,7 @@ class Run:
             "reference_moved": self.reference_moved,
             "score": self._score,
             "watch": self.watch.state(),
+            "study": None if self.study is None else self.study.state(),
             "best": None if self._best is None else list(self._best),
         }
 
@@ -368,4 +420,6 @@ class Run:
         self.reference_moved = bool(state["reference_moved"])
         self._score = state["score"]
         self.watch.restore(state["watch"])
+        if self.study is not None:
+            self.study.restore(state["study"])
         self._best = None if state["best"] is None else (state["best"][0], state["best"][1])

@@ -8,35 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import platform
 import signal
-import sys
 import threading
-from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from importlib import metadata
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import FrameType
-from typing import cast
 
-import torch
-
-from headrace import __version__
 from headrace.algorithms.control import EntropyController, KlController
 from headrace.configure import parse_recipe
 from headrace.data.packs import Catalogue
-from headrace.data.render import Renderer, Tokenizer
-from headrace.data.source import TaskSource
 from headrace.environments.single_turn import SingleTurn
 from headrace.environments.streaming import Stream
 from headrace.errors import HeadraceError, Interrupted, RunError, StorageError
-from headrace.observe.listener import Listener, StageProgress
+from headrace.observe.listener import Listener
 from headrace.observe.logfile import LoggedListener
 from headrace.observe.metrics import write_metrics
 from headrace.observe.report import write_report
+from headrace.pipeline.artifact import leave, linked
 from headrace.pipeline.broker import Broker, open_broker
 from headrace.pipeline.clock import Clock, SystemClock
 from headrace.pipeline.desk import in_thread
@@ -44,27 +35,27 @@ from headrace.pipeline.flow import Flow, FlowSpec
 from headrace.pipeline.judging import Judges, ThreadJudges, processes
 from headrace.pipeline.lengths import Lengths
 from headrace.pipeline.loop import train
+from headrace.pipeline.prepare import STAGES, Parts, environment, prepare
+from headrace.pipeline.references import References
 from headrace.pipeline.run import Books, Run
 from headrace.pipeline.slots import Slots
 from headrace.pipeline.stages import LocalStages
 from headrace.pipeline.stats import Surplus
+from headrace.pipeline.study import PolicyStudy, RewardStudy, Study
 from headrace.pipeline.supply import Supply
 from headrace.pipeline.vigil import Vigil
 from headrace.pipeline.waits import Waits
 from headrace.pipeline.watch import Watch
 from headrace.policy.engine import TorchPolicy
+from headrace.policy.files import write_model
 from headrace.policy.learner import TorchLearner
-from headrace.policy.load import LoadedModel, load
-from headrace.policy.memory import keep_freed_memory
 from headrace.policy.sampler import TorchSampler
-from headrace.protocols import Domain
+from headrace.policy.scalar import ScalarModel
 from headrace.recipe import Recipe
 from headrace.store.checkpoints import Checkpoints
 from headrace.store.events import EventLog
 from headrace.store.runs import RunDirectory
 from headrace.store.trajectories import TrajectoryStore
-from headrace.types import Json, Task
-from headrace.verify.audit import ensure_audited
 from headrace.verify.cache import DiskCache
 from headrace.verify.pool import VerificationPool
 
@@ -81,19 +72,6 @@ class RunResult:
     path: Path
     status: str
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """What is made before a run directory exists: everything that may be refused."""
-
-    recipe: Recipe
-    loaded: LoadedModel
-    domains: Mapping[str, Domain]
-    source: TaskSource
-    heldout: list[Task]
-    audits: Json
-    packs: list[EntryPoint] | None
 
 
 def start(
@@ -119,13 +97,14 @@ def start(
                 where="--dir",
                 hint=f"headrace resume {directory}, or name another directory",
             )
-        parts = _prepare(recipe, catalogue, listener, points)
+        beside = None if directory is None else _beside(directory)
+        parts = prepare(recipe, catalogue, listener, points, beside=beside)
         run_directory = RunDirectory.create(
             runs,
             recipe.model_dump(mode="json"),
             recipe.name,
             recipe.digest,
-            _environment(recipe, parts.loaded) | {"audits": parts.audits},
+            environment(recipe, parts.loaded) | {"audits": parts.audits},
             directory=directory,
         )
         with run_directory.lock():
@@ -143,43 +122,17 @@ def resume(
     recipe = parse_recipe(directory.recipe(), where=str(path / "recipe.json"))
     points = None if packs is None else list(packs)
     with directory.lock(), Catalogue(points) as catalogue:
-        return _drive(directory, _prepare(recipe, catalogue, listener, points), listener)
+        parts = prepare(recipe, catalogue, listener, points, beside=_beside(path))
+        return _drive(directory, parts, listener)
 
 
-def _prepare(
-    recipe: Recipe, catalogue: Catalogue, listener: Listener, packs: list[EntryPoint] | None
-) -> _Parts:
-    _configure_torch(recipe)
-    specs = catalogue.resolve(recipe.tasks.domains)
-    spec = recipe.tasks.model_copy(update={"domains": tuple(specs)})
-    domains = {item.name: catalogue.open(item.name) for item in specs}
-    audits = _audited(recipe, domains, listener)
-    source = TaskSource(spec, domains, recipe.seed)
-    listener.phase(f"loading {recipe.model.source}")
-    loaded = load(recipe.model.source, progress=StageProgress(listener))
-    listener.phase("drawing the held-out tasks")
-    heldout = source.heldout(recipe.evaluate.items, recipe.evaluate.tiers)
-    return _Parts(recipe, loaded, domains, source, heldout, audits, packs)
+def _beside(path: Path) -> Path | None:
+    """Where the other stages are, if the run at `path` is one of a plan."""
+    parent = path.absolute().parent
+    return parent if parent.name == STAGES else None
 
 
-def _audited(recipe: Recipe, domains: Mapping[str, Domain], listener: Listener) -> Json:
-    """What is known of the verifiers' audits, by domain; GateFailed for one that does not pass."""
-    if recipe.verify.audit == "off":
-        listener.warning(
-            "verify.audit is off: nothing vouches for these rewards, and the run will say so"
-        )
-        return "off"
-    records = ensure_audited(domains, progress=listener.progress)
-    return {name: record.to_json() for name, record in records.items()}
-
-
-def _configure_torch(recipe: Recipe) -> None:
-    torch.set_num_threads(recipe.threads or os.cpu_count() or 1)
-    torch.use_deterministic_algorithms(recipe.deterministic)
-    keep_freed_memory()
-
-
-def _drive(directory: RunDirectory, parts: _Parts, listener: Listener) -> RunResult:
+def _drive(directory: RunDirectory, parts: Parts, listener: Listener) -> RunResult:
     """Train, the run's lock being held; every way out leaves a truthful status."""
     attempt = directory.new_attempt()
     log = directory.logs_path / f"attempt_{attempt}" / "run.log"
@@ -203,7 +156,7 @@ def _drive(directory: RunDirectory, parts: _Parts, listener: Listener) -> RunRes
     return RunResult(directory.path, "done", reason)
 
 
-def _train(directory: RunDirectory, parts: _Parts, listener: Listener) -> str:
+def _train(directory: RunDirectory, parts: Parts, listener: Listener) -> str:
     """Train to the end with the books open; the reason it ended."""
     recipe = parts.recipe
     with (
@@ -215,7 +168,7 @@ def _train(directory: RunDirectory, parts: _Parts, listener: Listener) -> str:
 
 
 async def _flowing(
-    parts: _Parts,
+    parts: Parts,
     books: Books,
     judges: VerificationPool,
     listener: Listener,
@@ -236,7 +189,27 @@ async def _flowing(
         reason = await train(run)
         books.events.append("run_finished", run.step, {"reason": reason, "steps": run.step})
         _seal(books.store, listener)
+        listener.phase("leaving the model and its card")
+        path = books.directory.path
+        made = leave(
+            books.directory,
+            parts,
+            lambda target: _export(run, target),
+            stage=path.name if _beside(path) is not None else "",
+        )
+        listener.note(f"model {made.card.id}: {made.path}")
         return reason
+
+
+def _export(run: Run, target: Path) -> None:
+    """The run's model as one that can be loaded: the last checkpoint's, or an adapter's merged."""
+    checkpoint = run.books.checkpoints.latest()
+    if checkpoint is not None and (checkpoint.path / "model").is_dir():
+        linked(checkpoint.path / "model", target)
+    elif run.study is not None:
+        run.study.export(target)
+    else:
+        write_model(run.policy, target)
 
 
 @contextlib.contextmanager
@@ -251,7 +224,7 @@ def _books(directory: RunDirectory, recipe: Recipe) -> Generator[Books]:
 
 @contextlib.contextmanager
 def _judges(
-    directory: RunDirectory, parts: _Parts, listener: Listener
+    directory: RunDirectory, parts: Parts, listener: Listener
 ) -> Generator[VerificationPool]:
     """The run's one pool of verifiers; what it has judged it does not judge again when resumed."""
     spec = parts.recipe.verify
@@ -279,7 +252,7 @@ def _seal(store: TrajectoryStore, listener: Listener) -> None:
 
 @contextlib.asynccontextmanager
 async def _assembled(
-    parts: _Parts,
+    parts: Parts,
     books: Books,
     judges: VerificationPool,
     listener: Listener,
@@ -288,7 +261,8 @@ async def _assembled(
     """The run with all its parts, after its last checkpoint, while it is in flow."""
     recipe = parts.recipe
     policy = TorchPolicy(parts.loaded, recipe.model)
-    if recipe.algorithm.kl.place != "none" or recipe.algorithm.kl.measure:
+    played = recipe.method in ("rl", "distill")
+    if played and (recipe.algorithm.kl.place != "none" or recipe.algorithm.kl.measure):
         policy.freeze_reference()
     learner = TorchLearner(
         policy, recipe.learner, total_steps=recipe.steps * recipe.algorithm.updates
@@ -337,18 +311,58 @@ async def _assembled(
             source=parts.source,
             supply=supply,
             flow=flow,
-            heldout=parts.heldout,
+            heldout=[] if recipe.method == "reward" else parts.heldout,
             slots=slots,
             kl=KlController(recipe.algorithm.kl),
             entropy=EntropyController(recipe.algorithm.entropy),
-            vigil=Vigil(recipe.stop, batch_wide=recipe.algorithm.advantage == "reinforce++"),
+            vigil=Vigil(
+                recipe.stop,
+                batch_wide=recipe.algorithm.advantage == "reinforce++",
+                taught=recipe.method != "rl",
+            ),
             watch=Watch(recipe.verify),
             surplus=surplus,
             stop_requested=stop_requested,
+            study=_study(parts, policy, learner, books, stack),
+            teacher=parts.teacher,
         )
         _continue(run)
         await stack.enter_async_context(flow)
         yield run
+
+
+def _study(
+    parts: Parts,
+    policy: TorchPolicy,
+    learner: TorchLearner,
+    books: Books,
+    stack: contextlib.AsyncExitStack,
+) -> Study | None:
+    """What reads the recorded data, where the method learns from some."""
+    recipe = parts.recipe
+    if parts.material is None:
+        return None
+    source = parts.material.stream
+    if recipe.method == "reward":
+        model = ScalarModel(
+            policy,
+            recipe.learner,
+            kind="process" if recipe.reward.process else "reward",
+            total_steps=recipe.steps,
+            seed=recipe.seed,
+            training={"recipe": recipe.name, "digest": recipe.digest},
+        )
+        return RewardStudy(recipe, source, model)
+    if recipe.method == "preference":
+        policy.freeze_reference()
+    references = stack.enter_context(
+        References(
+            books.directory.path / "reference.sqlite",
+            parts.loaded.digest,
+            lambda samples: learner.logprobs(samples, which="reference"),
+        )
+    )
+    return PolicyStudy(recipe, source, policy, learner, references)
 
 
 def _flow_spec(recipe: Recipe, capacity: int, domains: int) -> FlowSpec:
@@ -363,7 +377,7 @@ def _flow_spec(recipe: Recipe, capacity: int, domains: int) -> FlowSpec:
 
 
 def _stages(
-    parts: _Parts,
+    parts: Parts,
     sampler: TorchSampler,
     judges: Judges,
     books: Books,
@@ -374,7 +388,7 @@ def _stages(
     recipe = parts.recipe
     player = SingleTurn(
         sampler=sampler,
-        renderer=Renderer(cast("Tokenizer", parts.loaded.tokenizer), parts.loaded.end_ids),
+        renderer=parts.renderer,
         params=recipe.play.params(),
         seed=recipe.seed,
         system_prompt=recipe.play.system_prompt,
@@ -391,7 +405,7 @@ def _stages(
 
 
 @contextlib.contextmanager
-def _broker(directory: RunDirectory, parts: _Parts, clock: Clock) -> Generator[Broker]:
+def _broker(directory: RunDirectory, parts: Parts, clock: Clock) -> Generator[Broker]:
     """The queue of this run's work; what it held is in the store too, should it be lost."""
     url = parts.recipe.queue.url or f"sqlite:///{directory.path / 'queue.sqlite'}"
     broker = open_broker(url, clock=clock)
@@ -420,7 +434,7 @@ def _continue(run: Run) -> None:
         return
     for problem in checkpoint.problems:
         run.listener.warning(f"checkpoint passed over: {problem}")
-    run.learner.load(checkpoint.path)
+    run.trained.load(checkpoint.path)
     run.restore(checkpoint.state)
     run.listener.note(f"resuming after step {run.step}")
 
@@ -467,19 +481,3 @@ def _safe_stop(listener: Listener) -> Generator[StopRequested]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _environment(recipe: Recipe, loaded: LoadedModel) -> dict[str, Json]:
-    """What a later reader needs to know of the machine and the software."""
-    packages = ("torch", "transformers", "peft", "numpy", "reasoning-gym")
-    return {
-        "headrace": __version__,
-        "python": sys.version.split()[0],
-        "platform": platform.platform(),
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "device": str(recipe.model.device),
-        "packages": {name: metadata.version(name) for name in packages},
-        "model": {"source": loaded.source, "digest": loaded.digest},
-    }

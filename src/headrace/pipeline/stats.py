@@ -11,7 +11,14 @@ import numpy as np
 from headrace.algorithms.credit import Credit
 from headrace.data.source import DomainStatus
 from headrace.environments.single_turn import Group
-from headrace.protocols import Completion, LearnerReport, UpdateReport
+from headrace.pipeline.study import Studied
+from headrace.protocols import (
+    Completion,
+    LearnerReport,
+    PreferenceReport,
+    RankingReport,
+    UpdateReport,
+)
 from headrace.types import Json, Trajectory
 
 __all__ = [
@@ -21,6 +28,7 @@ __all__ = [
     "lag_payload",
     "learning_payload",
     "play_payload",
+    "study_payload",
 ]
 
 
@@ -103,6 +111,38 @@ def learning_payload(
         "learning_rate": updates[-1].learning_rate if updates else None,
         "trained_tokens": tokens,
     }
+
+
+def study_payload(studied: Studied) -> dict[str, Json]:
+    """What a step on recorded data was like; of pairs, how far apart and how likely they are."""
+    report = studied.report
+    payload: dict[str, Json] = {
+        "loss": report.loss,
+        "components": dict(report.components),
+        "units": len(studied.units),
+        "trained_tokens": studied.tokens,
+        "replay": sum(example.replay for unit in studied.units for example in unit)
+        / sum(len(unit) for unit in studied.units),
+        "gradient_norm": studied.update.gradient_norm,
+        "learning_rate": studied.update.learning_rate,
+    }
+    if isinstance(report, RankingReport):
+        payload |= {
+            "accuracy": report.accuracy,
+            "margin": report.margin,
+            "chosen_reward": report.chosen_score,
+            "rejected_reward": report.rejected_score,
+        }
+    if isinstance(report, PreferenceReport):
+        payload |= {
+            "accuracy": report.accuracy,
+            "margin": report.margin,
+            "chosen_reward": report.chosen_reward,
+            "rejected_reward": report.rejected_reward,
+            "chosen_logp": report.chosen_logp,
+            "rejected_logp": report.rejected_logp,
+        }
+    return payload
 
 
 def lag_payload(trajectories: Sequence[Trajectory], version: int) -> dict[str, Json]:

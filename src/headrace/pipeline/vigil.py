@@ -19,9 +19,11 @@ __all__ = ["Vigil"]
 class Vigil:
     """Counts steps in a row without a signal, with everything truncated, with no verdict."""
 
-    def __init__(self, spec: StopSpec, *, batch_wide: bool = False) -> None:
-        """`batch_wide`: the algorithm compares all attempts of a step, not those of a group."""
+    def __init__(self, spec: StopSpec, *, batch_wide: bool = False, taught: bool = False) -> None:
+        """`batch_wide`: the algorithm compares all attempts of a step, not those of a group;
+        `taught`: verdicts are not what is learned from, so it does not matter if all are alike."""
         self._spec = spec
+        self._taught = taught
         self._batch_wide = batch_wide
         self._silent: list[float] = []
         self._truncated = 0
@@ -47,11 +49,12 @@ class Vigil:
         could be judged.
         """
         scores = [t.score for t in trajectories if t.score is not None]
-        self._unjudged = 0 if scores else self._unjudged + 1
+        self._unjudged = 0 if scores or self._taught else self._unjudged + 1
         cut = all(t.ending == "truncated" for t in trajectories)
         self._truncated = self._truncated + 1 if cut else 0
         mean = sum(scores) / len(scores) if scores else 0.0
-        self._silent = [] if self.signal(trajectories) else [*self._silent, mean]
+        signal = self._taught or self.signal(trajectories)
+        self._silent = [] if signal else [*self._silent, mean]
         if self._unjudged >= self._spec.unjudged:
             raise self._no_verdict(trajectories)
         if len(self._silent) >= self._spec.no_signal:

@@ -2,6 +2,8 @@
 
 from headrace.recipe.algorithm import (
     PRESETS,
+    Advantage,
+    Aggregation,
     AlgorithmSpec,
     EntropySpec,
     KlSpec,
@@ -42,6 +44,8 @@ from headrace.recipe.schema import (
 __all__ = [
     "DEFAULT_MODEL",
     "PRESETS",
+    "Advantage",
+    "Aggregation",
     "AlgorithmSpec",
     "CheckpointSpec",
     "CurriculumSpec",

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from headrace.protocols import LossSpec
 from headrace.recipe.parts import NonNegative, Part, Positive, Share
 
-__all__ = ["PRESETS", "AlgorithmSpec", "EntropySpec", "KlSpec", "OverlongSpec"]
+__all__ = ["PRESETS", "Advantage", "Aggregation", "AlgorithmSpec", "EntropySpec", "KlSpec", "OverlongSpec"]
 
 
 class KlSpec(Part):

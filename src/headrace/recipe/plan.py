@@ -42,6 +42,7 @@ class Stage(Part):
         """The stages that it starts from."""
         data = () if self.recipe.data is None else self.recipe.data.sources
         named = [self.recipe.model.source, *(source.run or "" for source in data)]
+        named += [] if self.recipe.distill is None else [self.recipe.distill.teacher]
         return tuple(dict.fromkeys(name for s in named if (name := stage_of(s)) is not None))
 
 

@@ -23,7 +23,7 @@ __all__ = [
     "SftSpec",
 ]
 
-Method = Literal["rl", "sft", "preference", "reward", "distill"]
+Method = Literal["rl", "play", "sft", "preference", "reward", "distill"]
 
 
 class DataSource(Part):

@@ -257,8 +257,9 @@ class StopSpec(Part):
 class Recipe(Part):
     """The whole description of a run. `seed` fixes everything that is drawn.
 
-    `method`: "rl" plays and learns from verdicts, "distill" plays and learns from a teacher;
-    "sft", "preference" and "reward" learn from `data`. `tasks` are also what is evaluated.
+    `method`: "rl" plays and learns from verdicts, "distill" plays and learns from a teacher,
+    "play" learns nothing (a later stage learns from what was played); "sft", "preference" and
+    "reward" learn from `data`. `tasks` are also what is evaluated.
 
     `deterministic` makes a divergence on resume an error instead of a recorded rewind.
     `threads` None takes all cores.

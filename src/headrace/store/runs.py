@@ -454,8 +454,14 @@ def _write_status(path: Path, status: RunStatus) -> None:
 
 
 def recipe_title(recipe: Json) -> RecipeTitle:
-    """The names in a recipe's JSON; "" for what it does not say."""
-    source = _text(recipe.get("model"), "source") if isinstance(recipe, Mapping) else ""
+    """The names in a recipe's JSON, of a plan the model that its first stage starts from; "" for
+    what it does not say."""
+    match recipe:
+        case {"stages": [{"recipe": first}, *_]}:
+            pass
+        case first:
+            pass
+    source = _text(first.get("model"), "source") if isinstance(first, Mapping) else ""
     model = source.rpartition(":")[2].rstrip("/").rpartition("/")[2].partition("==")[0]
     return RecipeTitle(name=_text(recipe, "name"), model=model)
 

@@ -13,7 +13,7 @@ from headrace.observe.report.values import brief, fixed
 from headrace.store.events import Event
 from headrace.store.lenient import number
 
-__all__ = ["chart_steps", "curves", "health", "signs"]
+__all__ = ["chart_steps", "curves", "health", "learned", "signs"]
 
 _Values = list[float | None]
 _MOST_MOVES = 500
@@ -244,6 +244,86 @@ def signs(material: Material) -> Html | None:
     ]
     figures = [_figure(vital, axis) for vital in measured]
     return tag("div", *figures, class_="charts") if figures else None
+
+
+def learned(material: Material) -> Html | None:
+    """The section of what a run on recorded data learned; None for one that played."""
+    if not any("units" in event.payload for event in material.steps):
+        return None
+    axis = _axis(material)
+    vitals = _study_vitals(_Columns(material, axis), _validation(material, axis))
+    measured = [
+        vital
+        for vital in vitals
+        if any(value is not None for line in vital.lines for value in line.values)
+    ]
+    figures = [_figure(vital, axis) for vital in measured]
+    return section(
+        "learning",
+        "What was learned from recorded data",
+        tag("div", *figures, class_="charts"),
+        lead="Validation is measured on units that are never trained on.",
+    )
+
+
+def _validation(material: Material, axis: Axis) -> dict[str, _Values]:
+    """What was measured on the validation units, by name; None where nothing was."""
+    at = {
+        event.step: event.payload
+        for event in material.events
+        if event.kind == "evaluation" and event.payload.get("suite") == "validation"
+    }
+    return {
+        name: [number(at.get(step, {}), name) for step in axis.steps]
+        for name in ("loss", "accuracy")
+    }
+
+
+def _study_vitals(columns: _Columns, validation: dict[str, _Values]) -> list[_Vital]:
+    return [
+        _Vital(
+            "Loss",
+            "",
+            "Falls and levels off. Validation that rises while training falls: stop earlier.",
+            (
+                Line(name="training", values=columns.of("loss")),
+                Line(name="validation (nats per token)", values=validation["loss"], tone="second"),
+            ),
+        ),
+        _Vital(
+            "Pairs told apart",
+            "share",
+            "Climbs above one half. One at once: the pairs differ in something trivial.",
+            (
+                Line(name="training", values=columns.of("accuracy")),
+                Line(name="validation", values=validation["accuracy"], tone="second"),
+            ),
+            high=1.0,
+        ),
+        _Vital(
+            "Rewards of the pair",
+            "implicit, in nats times beta",
+            "They part. Both falling far: the policy forgets what is good to punish what is not.",
+            (
+                Line(name="preferred", values=columns.of("chosen_reward")),
+                Line(name="other", values=columns.of("rejected_reward"), tone="second"),
+            ),
+        ),
+        _Vital(
+            "Likelihood of the preferred",
+            "nats per sequence",
+            "Steady. A steady fall is the known weakness of direct preference losses: give them "
+            "an sft_weight.",
+            (Line(name="preferred", values=columns.of("chosen_logp")),),
+        ),
+        _Vital(
+            "Replay",
+            "share of examples",
+            "As the recipe mixes it.",
+            (Line(name="replay", values=columns.of("replay")),),
+            high=1.0,
+        ),
+    ]
 
 
 def _figure(vital: _Vital, axis: Axis) -> Html:

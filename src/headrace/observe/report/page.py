@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from headrace.observe.report.attempts import attempts
-from headrace.observe.report.curves import chart_steps, curves, health
+from headrace.observe.report.curves import chart_steps, curves, health, learned
 from headrace.observe.report.details import details
 from headrace.observe.report.domains import domains
 from headrace.observe.report.gather import Material, gather
@@ -60,7 +60,7 @@ def page(material: Material) -> str:
         "main",
         heading(material),
         heldout(material),
-        curves(material),
+        learned(material) or curves(material),
         health(material),
         trust(material),
         domains(material),
