@@ -22,6 +22,7 @@ from headrace.errors import ModelError
 from headrace.policy.attention import attending
 from headrace.policy.load import LoadedModel
 from headrace.policy.parts import Parts
+from headrace.policy.stepping import fingerprint
 from headrace.recipe import ModelSpec
 
 Parameters = Mapping[str, nn.Parameter]
@@ -103,11 +104,7 @@ class TorchPolicy:
 
     def fingerprint(self) -> int:
         """A number over all bits of the trainable weights; any update changes it."""
-        total = 0
-        for parameter in self.trainable().values():
-            bits = parameter.detach().view(torch.int32)
-            total += int(bits.sum(dtype=torch.int64).item())
-        return total
+        return fingerprint(self.trainable().values())
 
     @contextlib.contextmanager
     def precision(self) -> Generator[None]:
@@ -138,11 +135,17 @@ class TorchPolicy:
         """Inside, the model computes with the reference weights."""
         if self._reference is None:
             raise RuntimeError("no reference was frozen")
-        self._swap(self._reference)
+        with self.holding(self._reference):
+            yield
+
+    @contextlib.contextmanager
+    def holding(self, weights: dict[str, Tensor]) -> Generator[None]:
+        """Inside, the model computes with `weights`, which hold the trainable ones meanwhile."""
+        self._swap(weights)
         try:
             yield
         finally:
-            self._swap(self._reference)
+            self._swap(weights)
 
     def _swap(self, weights: dict[str, Tensor]) -> None:
         for name, parameter in self.trainable().items():

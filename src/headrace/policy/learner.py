@@ -1,14 +1,13 @@
 """The learner in this process: sums weighted losses, steps AdamW, proves that it learned.
 
 It does not know which algorithm made a sample. Every refusal of law 9 that concerns an update
-is here: nothing trainable, a non-finite loss or gradient, an adapter that gets no gradient,
-weights that did not change.
+is here or in `headrace.policy.stepping`: nothing trainable, a non-finite loss or gradient, an
+adapter that gets no gradient, weights that did not change.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,38 +15,46 @@ from typing import Literal
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from headrace.algorithms.losses import LossInputs, LossTerms, objective
-from headrace.errors import CheckpointError, NoSignalError, NumericalError
+from headrace.algorithms.preferences import (
+    PreferenceInputs,
+    PreferenceSums,
+    kto_baseline,
+    preference,
+)
+from headrace.errors import UsageError
 from headrace.policy.engine import TorchPolicy
-from headrace.policy.scoring import Scored, score
-from headrace.protocols import LearnerReport, LossSpec, UpdateReport
+from headrace.policy.files import read_weights, reading, write_weights
+from headrace.policy.noise import Noise
+from headrace.policy.passes import together
+from headrace.policy.scoring import Scored, score, token_logprobs
+from headrace.policy.stepping import Stepper, descend, refuse_silence, schedule
+from headrace.protocols import (
+    LearnerReport,
+    LossSpec,
+    PreferenceLoss,
+    PreferenceReport,
+    UpdateReport,
+)
 from headrace.recipe import LearnerSpec
 from headrace.types import Floats, Sample
+
+__all__ = ["TorchLearner", "schedule"]
 
 
 class TorchLearner:
     """The `Learner` over a policy in this process; `total_steps` optimizer steps are planned.
 
-    Gradients accumulate over `forward_backward` calls until `optim_step`.
+    Gradients accumulate over `forward_backward` and `prefer` calls until `optim_step`.
     """
 
     def __init__(self, policy: TorchPolicy, spec: LearnerSpec, *, total_steps: int) -> None:
         self._policy = policy
         self._spec = spec
-        self._total_steps = total_steps
-        self._steps = 0
-        self._optimizer = torch.optim.AdamW(
-            policy.trainable().values(),
-            lr=spec.learning_rate,
-            betas=spec.betas,
-            eps=spec.eps,
-            weight_decay=spec.weight_decay,
-            fused=True,
-        )
+        self._stepper = Stepper(policy.trainable(), spec, total_steps=total_steps)
 
     # --- scoring -------------------------------------------------------------------------
 
@@ -58,21 +65,10 @@ class TorchLearner:
 
         Raises UsageError for a sample that the model cannot compute whole.
         """
-        results = [np.zeros(len(sample.ids), dtype=np.float32) for sample in samples]
-        with torch.inference_mode():
-            if which == "reference":
-                with self._policy.as_reference():
-                    self._fill(samples, results)
-            else:
-                self._fill(samples, results)
-        return results
-
-    def _fill(self, samples: Sequence[Sample], results: list[Floats]) -> None:
-        for scored in score(self._policy, samples, self._spec):
-            values = scored.logps.cpu().numpy()
-            owners = scored.sequence.cpu().numpy()
-            for place, member in enumerate(scored.members):
-                results[member][samples[member].trainable] = values[owners == place]
+        if which == "current":
+            return token_logprobs(self._policy, samples, self._spec)
+        with self._policy.as_reference():
+            return token_logprobs(self._policy, samples, self._spec)
 
     # --- gradients -----------------------------------------------------------------------
 
@@ -83,74 +79,67 @@ class TorchLearner:
         UsageError for a sample that the model cannot compute whole (empty, an id out of range,
         longer than the context), StorageError if `offload` finds no room.
         """
-        tokens = sum(int(sample.trainable.sum()) for sample in samples)
-        if tokens == 0:
-            raise NoSignalError(
-                "the batch has no trainable token",
-                where="learner",
-                hint="look at the transcripts: headrace show RUN",
-            )
+        refuse_silence(samples)
         tally = _Tally()
         wants_entropy = any(bool(np.any(s.entropy_weight != 0)) for s in samples)
-        for scored in score(self._policy, samples, self._spec, entropy=wants_entropy):
-            inputs = _loss_inputs(scored, samples, wants_entropy, self._policy.device)
+        for scored in score(
+            self._policy,
+            samples,
+            self._spec,
+            entropy=wants_entropy,
+            uniform=loss.label_smoothing > 0,
+            noise=Noise(loss.neftune, self._stepper.steps) if loss.neftune > 0 else None,
+        ):
+            inputs = _loss_inputs(scored, samples, self._policy.device)
             terms = objective(inputs, loss)
-            if not math.isfinite(float(terms.loss.detach())):
-                names = ", ".join(samples[m].trajectory for m in scored.members[:4])
-                raise NumericalError(
-                    f"the loss is {float(terms.loss.detach())}",
-                    where=f"samples {names}",
-                    hint="lower learner.learning_rate, or set model.autocast = 'off'",
-                )
-            terms.loss.backward()
+            descend(terms.loss, [samples[member] for member in scored.members])
             tally.add(terms)
         return tally.report()
+
+    def prefer(
+        self,
+        samples: Sequence[Sample],
+        loss: PreferenceLoss,
+        *,
+        mismatched: Sequence[Sample] = (),
+    ) -> PreferenceReport:
+        """Add the gradient of a preference loss over `samples`; see `PreferenceInputs`.
+
+        The samples of a group stay in one micro-batch. References arrive in the samples.
+        `mismatched` are what KTO measures its baseline on: prompts with the completions of
+        others, for the whole optimizer batch, scored without a gradient. Raises what
+        `forward_backward` does, UsageError for a sequence with nothing to compare, and
+        ValueError for groups that are no pairs or have no reference.
+        """
+        refuse_silence(samples)
+        _refuse_empty(samples)
+        baseline = self._baseline(mismatched) if loss.loss == "kto" else 0.0
+        numbers = {group: at for at, group in enumerate(dict.fromkeys(s.group for s in samples))}
+        sums = PreferenceSums()
+        for scored in score(self._policy, samples, self._spec, units=together(samples)):
+            batch = [samples[member] for member in scored.members]
+            inputs = _preference_inputs(scored, batch, numbers, self._policy.device)
+            terms = preference(inputs, loss, kto_baseline=baseline)
+            descend(terms.loss, batch)
+            sums += terms.sums
+        return sums.report()
+
+    def _baseline(self, mismatched: Sequence[Sample]) -> float:
+        ratios: list[float] = []
+        found = token_logprobs(self._policy, mismatched, self._spec)
+        for sample, logps in zip(mismatched, found, strict=True):
+            if sample.reference is None:
+                raise ValueError(f"mismatched sample {sample.trajectory} has no reference")
+            gap = logps.astype(np.float64) - sample.reference
+            ratios.append(float(gap[sample.trainable].sum()))
+        return kto_baseline(ratios)
 
     def optim_step(self) -> UpdateReport:
         """Clip, step, and check that the weights changed; gradients are cleared.
 
         Raises NumericalError for a non-finite gradient, a dead adapter or unchanged weights.
         """
-        parameters = self._policy.trainable()
-        self._check_adapter(parameters)
-        limit = self._spec.gradient_clip
-        norm = float(
-            torch.nn.utils.clip_grad_norm_(
-                parameters.values(), limit if limit is not None else math.inf
-            )
-        )
-        if not math.isfinite(norm):
-            raise NumericalError(
-                f"the gradient norm is {norm}",
-                where=f"optimizer step {self._steps + 1}",
-                hint="the last checkpoint is good; lower learner.learning_rate and resume",
-            )
-        rate = self._spec.learning_rate * schedule(self._spec, self._steps, self._total_steps)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        before = self._policy.fingerprint()
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        if rate > 0 and self._policy.fingerprint() == before:
-            raise NumericalError(
-                "the update changed no weight",
-                where=f"optimizer step {self._steps + 1}, gradient norm {norm:.3g}",
-                hint="raise learner.learning_rate; fp32 loses an update below 6e-8 of a weight",
-            )
-        self._steps += 1
-        return UpdateReport(gradient_norm=norm, learning_rate=rate, optimizer_step=self._steps)
-
-    def _check_adapter(self, parameters: dict[str, torch.nn.Parameter]) -> None:
-        if self._policy.lora is None:
-            return
-        ups = {name: p for name, p in parameters.items() if "lora_B" in name}
-        dead = [n for n, p in ups.items() if p.grad is None or not bool(p.grad.any())]
-        if dead:
-            raise NumericalError(
-                f"{len(dead)} of {len(ups)} adapter matrices get no gradient, first {dead[0]}",
-                where="model.lora",
-                hint="name only modules that the model uses in model.lora.targets",
-            )
+        return self._stepper.step()
 
     def publish(self) -> int:
         """Make the weights the sampler's; they share one module, so only the version moves."""
@@ -160,15 +149,9 @@ class TorchLearner:
 
     def save(self, directory: Path) -> None:
         """Write weights (a loadable model or adapter directory) and optimizer state."""
-        weights = directory / ("adapter" if self._policy.lora else "model")
-        weights.mkdir(parents=True)
-        moments: dict[str, Tensor] = {}
-        for name, parameter in self._policy.trainable().items():
-            for key, value in self._optimizer.state.get(parameter, {}).items():
-                moments[f"{key}/{name}"] = value.detach().contiguous()
-        self._save_weights(weights)
-        save_file(moments, directory / "optimizer.safetensors")
-        state = {"optimizer_steps": self._steps, "version": self._policy.version}
+        write_weights(self._policy, directory)
+        save_file(self._stepper.moments(), directory / "optimizer.safetensors")
+        state = {"optimizer_steps": self._stepper.steps, "version": self._policy.version}
         (directory / "learner.json").write_text(json.dumps(state))
 
     def save_reference(self, directory: Path) -> None:
@@ -178,109 +161,80 @@ class TorchLearner:
         tensors = {name: tensor.contiguous() for name, tensor in reference.items()}
         save_file(tensors, directory / "reference.safetensors")
 
-    def _save_weights(self, directory: Path) -> None:
-        model = self._policy.model
-        if self._policy.lora:
-            model.save_pretrained(directory)
-        else:
-            tensors = {n: p.detach().contiguous() for n, p in model.named_parameters()}
-            save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-            model.config.save_pretrained(directory)
-            if model.generation_config is not None:
-                model.generation_config.save_pretrained(directory)
-        self._policy.tokenizer.save_pretrained(directory)
-
     def load(self, directory: Path) -> None:
         """Restore what `save` wrote, bit for bit; CheckpointError if it does not fit."""
-        try:
-            self._load_weights(directory)
-            moments = load_file(directory / "optimizer.safetensors")
+        with reading(directory):
+            read_weights(self._policy, directory)
             state = json.loads((directory / "learner.json").read_text())
-            self._steps = int(state["optimizer_steps"])
+            self._stepper.restore(
+                load_file(directory / "optimizer.safetensors"),
+                steps=int(state["optimizer_steps"]),
+            )
             self._policy.version = int(state["version"])
             reference = directory / "reference.safetensors"
             if reference.exists():
                 self._policy.restore_reference(load_file(reference))
-        except (SafetensorError, OSError, KeyError, ValueError) as error:
-            raise CheckpointError(
-                f"the learner's state cannot be read: {error}",
-                where=str(directory),
-                hint="an older checkpoint may be whole: move this one away and resume",
-            ) from error
-        self._optimizer.state.clear()
-        for name, parameter in self._policy.trainable().items():
-            kept = {k.split("/", 1)[0]: v for k, v in moments.items() if k.split("/", 1)[1] == name}
-            if kept:
-                self._optimizer.state[parameter] = {
-                    key: value if key == "step" else value.to(parameter.device)
-                    for key, value in kept.items()
-                }
-
-    def _load_weights(self, directory: Path) -> None:
-        parameters = dict(self._policy.model.named_parameters())
-        if self._policy.lora:
-            from peft import set_peft_model_state_dict
-
-            weights = load_file(directory / "adapter" / "adapter_model.safetensors")
-            result = set_peft_model_state_dict(self._policy.model, weights)
-            if result.unexpected_keys:
-                raise ValueError(f"unexpected adapter weight {result.unexpected_keys[0]}")
-            return
-        weights = load_file(directory / "model" / "model.safetensors")
-        if weights.keys() != parameters.keys():
-            odd = min(weights.keys() ^ parameters.keys())
-            raise ValueError(f"the checkpoint and the model disagree about {odd}")
-        with torch.no_grad():
-            for name, parameter in parameters.items():
-                parameter.copy_(weights[name])
 
 
-def schedule(spec: LearnerSpec, step: int, total: int) -> float:
-    """The learning-rate factor of optimizer step `step` (from 0) of `total`: 0..1.
-
-    Linear warm-up from 1 / (warmup + 1), then constant, or linear or cosine decay to
-    `final_share` at the last step.
-    """
-    if step < spec.warmup_steps:
-        return (step + 1) / (spec.warmup_steps + 1)
-    if spec.schedule == "constant":
-        return 1.0
-    span = max(1, total - spec.warmup_steps - 1)
-    progress = min(1.0, (step - spec.warmup_steps) / span)
-    if spec.schedule == "linear":
-        decayed = 1.0 - progress
-    else:
-        decayed = 0.5 * (1.0 + math.cos(math.pi * progress))
-    return spec.final_share + (1.0 - spec.final_share) * decayed
+def _refuse_empty(samples: Sequence[Sample]) -> None:
+    for sample in samples:
+        if not bool(sample.trainable.any()):
+            raise UsageError(
+                "a sequence that is compared has no trainable token",
+                where=f"group {sample.group}, {sample.trajectory}",
+                hint="both sides of a pair need an answer of their own",
+            )
 
 
-def _loss_inputs(
-    scored: Scored, samples: Sequence[Sample], entropy: bool, device: torch.device
-) -> LossInputs:
+# --- inputs of the losses ------------------------------------------------------------------
+
+
+def _flat(batch: Sequence[Sample], arrays: Sequence[Floats], device: torch.device) -> Tensor:
+    """What `arrays` hold at the trainable tokens of `batch`: [T]."""
+    picked = [a[s.trainable] for a, s in zip(arrays, batch, strict=True)]
+    return torch.from_numpy(np.concatenate(picked)).to(device)
+
+
+def _optional(
+    batch: Sequence[Sample], arrays: Sequence[Floats | None], device: torch.device
+) -> Tensor | None:
+    present = [array for array in arrays if array is not None]
+    return _flat(batch, present, device) if len(present) == len(arrays) else None
+
+
+def _loss_inputs(scored: Scored, samples: Sequence[Sample], device: torch.device) -> LossInputs:
     batch = [samples[member] for member in scored.members]
-
-    def flat(arrays: Sequence[Floats]) -> Tensor:
-        picked = [a[s.trainable] for a, s in zip(arrays, batch, strict=True)]
-        return torch.from_numpy(np.concatenate(picked)).to(device)
-
-    def optional(arrays: Sequence[Floats | None]) -> Tensor | None:
-        present = [array for array in arrays if array is not None]
-        return flat(present) if len(present) == len(arrays) else None
-
     return LossInputs(
         logp=scored.logps,
-        entropy=scored.entropy if entropy else None,
-        behaviour=flat([s.behaviour for s in batch]),
-        proximal=optional([s.proximal for s in batch]),
-        reference=optional([s.reference for s in batch]),
-        advantage=flat([s.advantage for s in batch]),
-        policy_weight=flat([s.policy_weight for s in batch]),
-        cross_entropy_weight=flat([s.cross_entropy_weight for s in batch]),
-        kl_weight=flat([s.kl_weight for s in batch]),
-        entropy_weight=flat([s.entropy_weight for s in batch]),
+        entropy=scored.entropy,
+        uniform=scored.uniform,
+        behaviour=_flat(batch, [s.behaviour for s in batch], device),
+        proximal=_optional(batch, [s.proximal for s in batch], device),
+        reference=_optional(batch, [s.reference for s in batch], device),
+        advantage=_flat(batch, [s.advantage for s in batch], device),
+        policy_weight=_flat(batch, [s.policy_weight for s in batch], device),
+        cross_entropy_weight=_flat(batch, [s.cross_entropy_weight for s in batch], device),
+        kl_weight=_flat(batch, [s.kl_weight for s in batch], device),
+        entropy_weight=_flat(batch, [s.entropy_weight for s in batch], device),
         sequence=scored.sequence,
     )
 
+
+def _preference_inputs(
+    scored: Scored, batch: Sequence[Sample], numbers: Mapping[str, int], device: torch.device
+) -> PreferenceInputs:
+    return PreferenceInputs(
+        logp=scored.logps,
+        reference=_optional(batch, [s.reference for s in batch], device),
+        cross_entropy_weight=_flat(batch, [s.cross_entropy_weight for s in batch], device),
+        sequence=scored.sequence,
+        label=torch.tensor([s.label for s in batch], device=device),
+        weight=torch.tensor([s.weight for s in batch], device=device),
+        group=torch.tensor([numbers[s.group] for s in batch], device=device),
+    )
+
+
+# --- reports -------------------------------------------------------------------------------
 
 _SUMMED = (
     "tokens",
@@ -328,6 +282,3 @@ class _Tally:
             kl_behaviour=self._sums["kl_behaviour_sum"] / count,
             components=dict(self._components),
         )
-
-
-__all__ = ["TorchLearner", "schedule"]

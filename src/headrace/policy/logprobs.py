@@ -7,7 +7,7 @@ memory does not grow with vocabulary times length.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,10 +48,16 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Of T targets: log-probability [T] and, where asked for, entropy [T] in nats."""
+    """Of T targets, in nats: log-probability [T] and, where asked for, the entropy [T] of its
+    distribution and `uniform` [T], the mean log-probability of everything it could have been."""
 
     logps: Tensor
-    entropy: Tensor | None
+    entropy: Tensor | None = None
+    uniform: Tensor | None = None
+
+
+_Found = tuple[Tensor, Tensor | None, Tensor | None]
+"""What `Measured` holds, in the form that autograd functions give."""
 
 
 def measure(
@@ -62,41 +68,45 @@ def measure(
     vocabulary: int,
     temperature: float,
     entropy: bool,
+    uniform: bool = False,
 ) -> Measured:
     """Log-probabilities under `head(hidden)` [K, vocabulary] over `temperature`."""
 
-    def part(states: Tensor, wanted: Targets) -> tuple[Tensor, Tensor | None]:
+    def part(states: Tensor, wanted: Targets) -> _Found:
         logits = head(states)
         if wanted.supports is None:
             found: Any = _OverVocabulary.apply(
-                logits, wanted.rows, wanted.ids, temperature, entropy
+                logits, wanted.rows, wanted.ids, temperature, entropy, uniform
             )
             return found
-        return _within_support(logits / temperature, wanted, entropy)
+        return _within_support(logits / temperature, wanted, entropy, uniform)
 
     positions = len(hidden)
     if positions * vocabulary <= KEPT_LOGITS:
         return Measured(*part(hidden, targets))
     step = max(1, CHUNK_LOGITS // vocabulary)
-    logps: list[Tensor] = []
-    spreads: list[Tensor] = []
+    parts: list[_Found] = []
     order: list[Tensor] = []
     for first in range(0, positions, step):
         wanted, places = targets.within(first, first + step)
-        found = _recomputed(part, hidden[first : first + step], wanted)
-        logps.append(found[0])
+        parts.append(_recomputed(part, hidden[first : first + step], wanted))
         order.append(places)
-        if found[1] is not None:
-            spreads.append(found[1])
     back = torch.argsort(torch.cat(order))
-    return Measured(torch.cat(logps)[back], torch.cat(spreads)[back] if entropy else None)
+
+    def whole(pieces: Sequence[Tensor | None]) -> Tensor | None:
+        present = [piece for piece in pieces if piece is not None]
+        return torch.cat(present)[back] if present else None
+
+    return Measured(
+        logps=torch.cat([found[0] for found in parts])[back],
+        entropy=whole([found[1] for found in parts]),
+        uniform=whole([found[2] for found in parts]),
+    )
 
 
 def _recomputed(
-    part: Callable[[Tensor, Targets], tuple[Tensor, Tensor | None]],
-    states: Tensor,
-    wanted: Targets,
-) -> tuple[Tensor, Tensor | None]:
+    part: Callable[[Tensor, Targets], _Found], states: Tensor, wanted: Targets
+) -> _Found:
     if not torch.is_grad_enabled():
         return part(states, wanted)
     found: Any = checkpoint(part, states, wanted, use_reentrant=False, preserve_rng_state=False)
@@ -107,13 +117,19 @@ class _OverVocabulary(torch.autograd.Function):
     """Log-softmax at some places of `logits` [K, V]: one buffer of that size each way.
 
     Derivatives in the logits z: of log p_y it is 1[y] - p, of the entropy H it is
-    -p (log p + H).
+    -p (log p + H), of the mean log-probability it is 1 / V - p.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, rows: Tensor, ids: Tensor, temperature: float, entropy: bool
-    ) -> tuple[Tensor, Tensor | None]:
+        ctx: Any,
+        logits: Tensor,
+        rows: Tensor,
+        ids: Tensor,
+        temperature: float,
+        entropy: bool,
+        uniform: bool,
+    ) -> _Found:
         scores = logits.float()
         if temperature != 1.0:
             scores = scores / temperature
@@ -123,31 +139,39 @@ class _OverVocabulary(torch.autograd.Function):
         if entropy:
             weights = torch.exp(scores - normaliser[:, None])
             spread = normaliser - weights.mul_(scores).sum(dim=-1)
+        level = (scores.mean(dim=-1) - normaliser)[rows] if uniform else None
         ctx.temperature, ctx.dtype = temperature, logits.dtype
         ctx.save_for_backward(scores, normaliser, rows, ids, spread)
-        return logps, None if spread is None else spread[rows]
+        return logps, None if spread is None else spread[rows], level
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        d_logps, d_spread = grad_outputs
+        d_logps, d_spread, d_level = grad_outputs
         scores, normaliser, rows, ids, spread = ctx.saved_tensors
-        per_row = normaliser.new_zeros(len(scores)).index_add(0, rows, d_logps)
+
+        def per_row(values: Tensor) -> Tensor:
+            return normaliser.new_zeros(len(scores)).index_add(0, rows, values)
+
+        constant = per_row(d_logps)
+        level = None if d_level is None else per_row(d_level)
+        if level is not None:
+            constant = constant + level
         gradient = torch.sub(scores, normaliser[:, None]).exp_()
         if spread is None or d_spread is None:
-            gradient.mul_(-per_row[:, None])
+            gradient.mul_(-constant[:, None])
         else:
-            pull = normaliser.new_zeros(len(scores)).index_add(0, rows, d_spread)
-            constant = per_row + pull * (spread - normaliser)
+            pull = per_row(d_spread)
+            constant = constant + pull * (spread - normaliser)
             gradient.mul_((scores * -pull[:, None]).sub_(constant[:, None]))
+        if level is not None:
+            gradient.add_(level[:, None] / scores.shape[-1])
         gradient.index_put_((rows, ids), d_logps, accumulate=True)
         if ctx.temperature != 1.0:
             gradient.div_(ctx.temperature)
-        return gradient.to(ctx.dtype), None, None, None, None
+        return gradient.to(ctx.dtype), None, None, None, None, None
 
 
-def _within_support(
-    logits: Tensor, targets: Targets, entropy: bool
-) -> tuple[Tensor, Tensor | None]:
+def _within_support(logits: Tensor, targets: Targets, entropy: bool, uniform: bool) -> _Found:
     assert targets.supports is not None
     width = max((len(row) for row in targets.supports), default=1)
     ids = torch.zeros(len(targets.supports), width, dtype=torch.int64)
@@ -159,7 +183,10 @@ def _within_support(
     kept = logits[targets.rows[:, None], ids].float()
     normaliser = torch.logsumexp(kept.masked_fill(~inside, -torch.inf), dim=-1)
     logps = logits[targets.rows, targets.ids].float() - normaliser
-    if not entropy:
-        return logps, None
-    probs = torch.exp(kept - normaliser[:, None]) * inside
-    return logps, normaliser - (probs * kept).sum(dim=-1)
+    spread = level = None
+    if entropy:
+        probs = torch.exp(kept - normaliser[:, None]) * inside
+        spread = normaliser - (probs * kept).sum(dim=-1)
+    if uniform:
+        level = (kept * inside).sum(dim=-1) / inside.sum(dim=-1) - normaliser
+    return logps, spread, level

@@ -45,9 +45,26 @@ class Parts:
         return []
 
     @property
+    def embeddings(self) -> nn.Embedding:
+        """The table of input embeddings."""
+        return self._causal.get_input_embeddings()
+
+    @property
+    def width(self) -> int:
+        """How wide an embedding is."""
+        return int(self.embeddings.weight.shape[-1])
+
+    @property
+    def head_alone(self) -> list[nn.Parameter]:
+        """The weights of the output head that nothing else uses (none where it is tied)."""
+        head = self._causal.get_output_embeddings()
+        used = {id(parameter) for parameter in self._body.parameters()}
+        return [] if head is None else [p for p in head.parameters() if id(p) not in used]
+
+    @property
     def learned_positions(self) -> int | None:
         """How many positions a table of learned ones has; None where they are computed."""
-        tokens = self._causal.get_input_embeddings()
+        tokens = self.embeddings
         tables = [
             m for m in self._body.modules() if isinstance(m, nn.Embedding) and m is not tokens
         ]

@@ -40,28 +40,19 @@ class TokenTree:
 
 
 class _Grower:
-    def __init__(self) -> None:
+    def __init__(self, *, shared: bool) -> None:
+        self.shared = shared
         self.children: dict[tuple[int, int], int] = {}
         self.ids: list[int] = []
         self.depth: list[int] = []
         self.parent: list[int] = []
         self.paths: list[Indices] = []
 
-    def missing(self, sequence: Ids) -> int:
-        """How many nodes adding `sequence` would create."""
-        node = -1
-        for done, token in enumerate(sequence.tolist()):
-            child = self.children.get((node, token))
-            if child is None:
-                return len(sequence) - done
-            node = child
-        return 0
-
     def add(self, sequence: Ids) -> None:
         node = -1
         path: list[int] = []
         for position, token in enumerate(sequence.tolist()):
-            child = self.children.get((node, token))
+            child = self.children.get((node, token)) if self.shared else None
             if child is None:
                 child = len(self.ids)
                 self.children[node, token] = child
@@ -81,28 +72,52 @@ class _Grower:
         )
 
 
-def grow(sequences: Sequence[Ids]) -> TokenTree:
-    """The prefix tree of all `sequences`."""
-    grower = _Grower()
+def grow(sequences: Sequence[Ids], *, shared: bool = True) -> TokenTree:
+    """The prefix tree of all `sequences`; not `shared`, each has nodes of its own.
+
+    >>> twice = [np.array([1, 2], np.int32)] * 2
+    >>> grow(twice).parent.tolist(), grow(twice, shared=False).parent.tolist()
+    ([-1, 0], [-1, 0, -1, 2])
+    """
+    grower = _Grower(shared=shared)
     for sequence in sequences:
         grower.add(sequence)
     return grower.finish()
 
 
-def chunks(sequences: Sequence[Ids], budget: int) -> Iterator[tuple[list[int], TokenTree]]:
-    """Cut `sequences` into trees of at most `budget` nodes (a longer one stands alone).
+def chunks(
+    sequences: Sequence[Ids],
+    budget: int,
+    units: Sequence[Sequence[int]] | None = None,
+    *,
+    shared: bool = True,
+) -> Iterator[tuple[list[int], TokenTree]]:
+    """Cut `sequences` into trees of at most `budget` nodes (what is larger stands alone).
 
     Sequences are taken in lexicographic order, which puts shared prefixes side by side; each
-    chunk names the indices of its sequences, in the order of its tree's paths.
+    chunk names the indices of its sequences, in the order of its tree's paths. The sequences
+    of one of `units` (lists of their indices; None: each by itself) stay in one tree.
+    `shared` as in `grow`.
     """
     order = sorted(range(len(sequences)), key=lambda i: sequences[i].tolist())
-    grower, members = _Grower(), list[int]()
-    for index in order:
-        sequence = sequences[index]
-        if members and len(grower.ids) + grower.missing(sequence) > budget:
-            yield members, grower.finish()
-            grower, members = _Grower(), []
-        grower.add(sequence)
-        members.append(index)
+    rank = {index: place for place, index in enumerate(order)}
+    blocks = [[index] for index in order]
+    if units is not None:
+        blocks = sorted((list(unit) for unit in units), key=lambda u: min(rank[i] for i in u))
+
+    def cut(members: list[int]) -> tuple[list[int], TokenTree]:
+        ordered = sorted(members, key=rank.__getitem__)
+        return ordered, grow([sequences[index] for index in ordered], shared=shared)
+
+    counter, members = _Grower(shared=shared), list[int]()
+    for block in blocks:
+        for index in block:
+            counter.add(sequences[index])
+        if members and len(counter.ids) > budget:
+            yield cut(members)
+            counter, members = _Grower(shared=shared), []
+            for index in block:
+                counter.add(sequences[index])
+        members += block
     if members:
-        yield members, grower.finish()
+        yield cut(members)
