@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml constraints.txt
 quickstart: install
 	$(BIN)/headrace run quickstart --runs $(RUNS)
 
-# Types are checked beside the tests, which mostly keep one core busy.
+# Types are checked beside the tests, which run in two processes; each file stays in one of them.
 test: lint
 	$(MAKE) --no-print-directory --jobs=2 types unit
 
@@ -36,7 +36,7 @@ types: install
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 unit: install browser compiler runtimes databases
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -m "not slow" --numprocesses 2 --dist loadfile
 
 test-slow: install browser compiler runtimes databases
 	$(BIN)/pytest -m slow --timeout 3600
