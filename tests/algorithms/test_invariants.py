@@ -20,6 +20,7 @@ from algorithms_support import (
     inputs,
     random_step,
     step,
+    tensor,
     with_proximal,
 )
 from headrace.algorithms import assemble, credit
@@ -117,7 +118,7 @@ def test_on_policy_every_preset_is_the_plain_policy_gradient(preset: str):
 
 
 def four_tokens() -> LossInputs:
-    return inputs(
+    given = inputs(
         [-1.0, -0.5, -2.0, -0.3],
         behaviour=[-1.1, -0.7, -1.5, -0.3],
         proximal=[-1.05, -0.6, -1.8, -0.35],
@@ -125,10 +126,12 @@ def four_tokens() -> LossInputs:
         advantage=[1.0, 1.0, -1.0, -1.0],
         entropy=[0.5, 0.6, 0.7, 0.8],
         policy=[0.25, 0.25, 0.25, 0.25],
+        cross_entropy=[0.3, 0.3, 0.3, 0.3],
         kl=[0.1, 0.1, 0.1, 0.1],
         entropy_weight=[0.01] * 4,
         sequence=[0, 0, 1, 1],
     )
+    return replace(given, uniform=tensor([-3.0, -2.5, -4.0, -3.5]).requires_grad_())
 
 
 def values(terms: LossTerms) -> dict[str, float]:
@@ -136,6 +139,7 @@ def values(terms: LossTerms) -> dict[str, float]:
     return {name: value.item() for name, value in {**scalars, **terms.components}.items()}
 
 
+GRADED = ("logp", "entropy", "uniform")
 WEIGHTS = ("policy_weight", "cross_entropy_weight", "kl_weight", "entropy_weight")
 
 
@@ -145,6 +149,7 @@ def test_junk_in_a_masked_slot_changes_nothing(variant: str, junk: float):
     spec = AlgorithmSpec.model_validate({"kl": {"place": "loss"}, **VARIANTS[variant]}).loss()
     if spec.kl == "none":
         spec = replace(spec, kl="k2")
+    spec = replace(spec, label_smoothing=0.1)
     clean = four_tokens()
     dirty: dict[str, torch.Tensor] = {}
     for field in fields(LossInputs):
@@ -157,11 +162,11 @@ def test_junk_in_a_masked_slot_changes_nothing(variant: str, junk: float):
             added = torch.full((1,), junk, dtype=torch.float64)
         # the masked slot lies between the tokens of the sequence that it belongs to
         extended = torch.cat([value.detach()[:3], added, value.detach()[3:]])
-        dirty[field.name] = extended.requires_grad_(field.name in ("logp", "entropy"))
+        dirty[field.name] = extended.requires_grad_(field.name in GRADED)
     masked = LossInputs(**dirty)
     terms, expected = objective(masked, spec), objective(clean, spec)
     assert values(terms) == pytest.approx(values(expected), abs=1e-15)
-    for name in ("logp", "entropy"):
+    for name in GRADED:
         found = torch.autograd.grad(terms.loss, dirty[name], retain_graph=True)[0].tolist()
         plain = torch.autograd.grad(expected.loss, getattr(clean, name), retain_graph=True)[0]
         assert found.pop(3) == 0.0

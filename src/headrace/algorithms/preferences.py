@@ -305,9 +305,9 @@ def _kto(
 ) -> tuple[Tensor, PreferenceSums]:
     on = inputs.weight != 0
     good, bad = on & (inputs.label > 0), on & (inputs.label < 0)
-    sign = torch.where(good, 1.0, -1.0)
-    side = torch.where(good, spec.desirable_weight, spec.undesirable_weight)
-    surplus = sign * (sequences.log_ratio - baseline)
+    gap = sequences.log_ratio - baseline
+    surplus = torch.where(good, gap, -gap)
+    side = torch.full_like(gap, spec.undesirable_weight).masked_fill(good, spec.desirable_weight)
     each = side * torch.sigmoid(-spec.beta * surplus)
     reward = spec.beta * sequences.log_ratio.detach()
     won = (surplus.detach() > 0).float() + (surplus.detach() == 0).float() / 2
