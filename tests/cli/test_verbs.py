@@ -225,6 +225,7 @@ def test_show_open_without_a_report_says_how_to_make_one(tmp_path: Path) -> None
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
     return tmp_path / "cache"
 
 
