@@ -230,8 +230,15 @@ def test_each_prompt_gets_the_completion_before_it_and_the_first_the_last():
     assert not any(s.weight or s.cross_entropy_weight.any() for s in samples)
 
 
-def test_one_example_has_no_mismatch():
+def test_the_two_of_a_pair_are_never_each_others_mismatch():
+    units = [pair("g", [3], [4]), pair("h", [5], [6])]
+    found = [sample.trajectory for sample in mismatched(units)]
+    assert found == ["g++h+", "g-+h-", "h++g+", "h-+g-"]
+
+
+def test_one_unit_has_no_mismatch():
     assert mismatched([(example("a", [3], label=1.0),)]) == ()
+    assert mismatched([pair("g", [3], [4])]) == ()
 
 
 # --- rankings ------------------------------------------------------------------------------

@@ -363,7 +363,7 @@ def length_bias(
     `quality` [n]: what the answers are worth by another measure (verdicts, labels). Raises
     ValueError for lengths that differ and for fewer than two answers.
 
-    >>> length_bias([0.1, 0.2, 0.9], [10, 20, 30]).spearman
+    >>> round(length_bias([0.1, 0.2, 0.9], [10, 20, 30]).spearman, 6)
     1.0
     """
     score, length = np.asarray(scores, np.float64), np.asarray(lengths, np.float64)

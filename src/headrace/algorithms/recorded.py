@@ -88,31 +88,33 @@ def preferences(
 
 
 def mismatched(units: Sequence[Unit]) -> tuple[Sample, ...]:
-    """Each prompt with the completion of the example before it (the first with the last's).
+    """Each prompt with a completion of the unit before it (the first with the last's).
 
     For KTO's baseline (`headrace.algorithms.preferences.kto_baseline`): score them under policy
-    and reference. A prompt reaches to the first trainable token, the completion from there on.
-    They weigh nothing; `Sample.trajectory` joins the keys, prompt first, so it stays a name by
-    content. A batch of one example has no mismatch: ().
+    and reference. A prompt reaches to the first trainable token, the completion from there on;
+    the two of a pair share a prompt and never swap completions. They weigh nothing;
+    `Sample.trajectory` joins the keys, prompt first, so it stays a name by content. A batch of
+    one unit has no mismatch: ().
     """
-    examples = [example for unit in units for example in unit]
-    if len(examples) < 2:
+    if len(units) < 2:
         return ()
-    samples: list[Sample] = []
-    for number, example in enumerate(examples):
-        other = examples[number - 1]
-        start, begin = _start(example), _start(other)
-        crossed = Example(
-            key=f"{example.key}+{other.key}",
-            group=f"{example.key}+{other.key}",
-            source=example.source,
-            ids=np.concatenate([example.ids[:start], other.ids[begin:]]),
-            trainable=np.concatenate(
-                [np.zeros(start, np.bool_), np.asarray(other.trainable[begin:], np.bool_)]
-            ),
-        )
-        samples.append(_sample(crossed))
-    return tuple(samples)
+    return tuple(
+        _sample(_crossed(example, units[number - 1][place % len(units[number - 1])]))
+        for number, unit in enumerate(units)
+        for place, example in enumerate(unit)
+    )
+
+
+def _crossed(asked: Example, answered: Example) -> Example:
+    start, begin = _start(asked), _start(answered)
+    key = f"{asked.key}+{answered.key}"
+    return Example(
+        key=key,
+        group=key,
+        source=asked.source,
+        ids=np.concatenate([asked.ids[:start], answered.ids[begin:]]),
+        trainable=np.concatenate([np.zeros(start, np.bool_), answered.trainable[begin:]]),
+    )
 
 
 # --- rankings ------------------------------------------------------------------------------
