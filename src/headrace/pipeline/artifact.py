@@ -104,7 +104,24 @@ def _scores(events: Sequence[Event]) -> tuple[SuiteScore, ...]:
                 difference=_measured(compared.get(name, {}), "value"),
             )
         )
-    return tuple(scores)
+    return (*scores, *_watched(events))
+
+
+def _watched(events: Sequence[Event]) -> tuple[SuiteScore, ...]:
+    """How the suites stood at the last look that were watched against forgetting."""
+    looks = [event.payload for event in events if event.kind == "regression"]
+    return tuple(
+        SuiteScore(
+            suite=str(found["suite"]),
+            before=_measured(found["before"], "value"),
+            after=_measured(found["after"], "value"),
+            difference=_measured(found["difference"], "value"),
+            better=found["better"],
+            margin=found["margin"],
+            verdict=found["verdict"],
+        )
+        for found in (looks[-1]["findings"] if looks else ())
+    )
 
 
 def _measured(payload: Mapping[str, Json], key: str) -> Measured | None:

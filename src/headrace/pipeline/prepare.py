@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import torch
 
 from headrace import __version__
@@ -29,10 +30,10 @@ from headrace.policy.load import LoadedModel, load
 from headrace.policy.memory import keep_freed_memory
 from headrace.policy.teacher import Teacher, open_teacher
 from headrace.protocols import Domain
-from headrace.recipe import Recipe, stage_of
+from headrace.recipe import GENERAL, DomainSpec, Recipe, TaskSpec, stage_of
 from headrace.store.cards import Parent
 from headrace.store.models import Artifact, read_card
-from headrace.types import Json, Task
+from headrace.types import Ids, Json, Task
 from headrace.verify.audit import ensure_audited
 
 __all__ = ["ARTIFACT", "STAGES", "Parts", "environment", "prepare", "renderer_of"]
@@ -59,12 +60,19 @@ class Parts:
     heldout: list[Task]
     audits: Json
     packs: list[EntryPoint] | None
+    guarded: Mapping[str, Domain]
+    guard_tasks: Mapping[str, Sequence[Task]]
     material: Material | None
     teacher: Teacher | None
 
     @property
     def renderer(self) -> Renderer:
         return renderer_of(self.loaded)
+
+    def encode(self, text: str) -> Ids:
+        """The ids of plain text, without special tokens."""
+        ids: list[int] = self.loaded.tokenizer.encode(text, add_special_tokens=False)
+        return np.asarray(ids, np.int32)
 
 
 def prepare(
@@ -87,6 +95,11 @@ def prepare(
     loaded = load(_place(recipe.model.source, beside), progress=StageProgress(listener))
     listener.phase("drawing the held-out tasks")
     heldout = source.heldout(recipe.evaluate.items, recipe.evaluate.tiers)
+    guarded = {name: catalogue.open(name) for name in _watched(recipe)}
+    guard_tasks = {
+        name: TaskSource(_only(recipe, name), {name: domain}, recipe.seed).heldout(items)
+        for (name, domain), items in zip(guarded.items(), _watched(recipe).values(), strict=True)
+    }
     material = None
     if recipe.data is not None:
         listener.phase("reading the recorded data")
@@ -114,9 +127,20 @@ def prepare(
         heldout=heldout,
         audits=audits,
         packs=packs,
+        guarded=guarded,
+        guard_tasks=guard_tasks,
         material=material,
         teacher=teacher,
     )
+
+
+def _watched(recipe: Recipe) -> dict[str, int]:
+    """The domains that are watched against forgetting, and how many tasks of each."""
+    return {w.suite: w.items for w in recipe.guard.suites if w.suite != GENERAL}
+
+
+def _only(recipe: Recipe, domain: str) -> TaskSpec:
+    return recipe.tasks.model_copy(update={"domains": (DomainSpec(name=domain),)})
 
 
 def renderer_of(loaded: LoadedModel) -> Renderer:

@@ -20,6 +20,7 @@ from headrace.evaluate.heldout import Evaluation, compare, groups_of
 from headrace.evaluate.statistics import Difference
 from headrace.observe.listener import Listener, StepLine
 from headrace.pipeline.flow import Flow
+from headrace.pipeline.guard import Guard
 from headrace.pipeline.slots import Slots
 from headrace.pipeline.stats import (
     Surplus,
@@ -104,6 +105,7 @@ class Run:
     stop_requested: Callable[[], bool]
     study: Study | None = None
     teacher: Teacher | None = None
+    guard: Guard | None = None
     step: int = 0
     outcome: str | None = None
     reference_moved: bool = False
@@ -286,14 +288,47 @@ class Run:
         every = self.recipe.evaluate.every
         last = self.outcome is not None
         due = self.step == 0 or last or (every is not None and self.step % every == 0)
-        if due and self.study is not None:
-            self._validate(self.study)
-        if not self.heldout or not due:
+        if not due:
             return
-        evaluation = await self._evaluation()
-        self._score = evaluation.estimate(self.recipe.evaluate.confidence).score
-        if last:
-            self._compare(evaluation)
+        if self.study is not None:
+            self._validate(self.study)
+        if self.heldout:
+            evaluation = await self._evaluation()
+            self._score = evaluation.estimate(self.recipe.evaluate.confidence).score
+            if last:
+                self._compare(evaluation)
+        if self.guard is not None:
+            await self._look(self.guard)
+
+    async def _look(self, guard: Guard) -> None:
+        """Compare what must not be forgotten with the beginning; perhaps that ends the run."""
+        checkpoint = self.outcome is not None or self.step % self.recipe.checkpoint.every == 0
+        started = time.perf_counter()
+        watched = await guard.look(
+            self.step, self.policy.fingerprint(), target=self._score, checkpoint=checkpoint
+        )
+        if watched is None:
+            return
+        timing = {"seconds": time.perf_counter() - started}
+        findings = [finding.payload() for finding in watched.findings]
+        told = {"findings": findings, "action": watched.action, "back_to": watched.back_to}
+        self.books.events.append("regression", self.step, told, timing)
+        for finding in watched.findings:
+            self.listener.note(finding.sentence())
+        fell = ", ".join(finding.suite.name for finding in watched.fallen)
+        if watched.action is not None:
+            self._alert([Alert("forgetting", f"{fell} fell by more than its margin")])
+        if watched.action == "rollback" and watched.back_to is not None:
+            self.trained.load(self.books.checkpoints.directory / f"step_{watched.back_to:06d}")
+            self.outcome = f"rolled back to step {watched.back_to}: {fell} fell"
+        elif watched.action in ("stop", "rollback"):
+            self.outcome = f"stopped: {fell} fell"
+        self._pin(guard)
+
+    def _pin(self, guard: Guard) -> None:
+        """Keep the checkpoint that a rollback would go to."""
+        best = guard.best
+        self.books.checkpoints.pinned = None if best is None else f"step_{best:06d}"
 
     def _validate(self, study: Study) -> None:
         started = time.perf_counter()
@@ -404,6 +439,7 @@ class Run:
             "score": self._score,
             "watch": self.watch.state(),
             "study": None if self.study is None else self.study.state(),
+            "guard": None if self.guard is None else self.guard.state(),
             "best": None if self._best is None else list(self._best),
         }
 
@@ -422,4 +458,7 @@ class Run:
         self.watch.restore(state["watch"])
         if self.study is not None:
             self.study.restore(state["study"])
+        if self.guard is not None:
+            self.guard.restore(state["guard"])
+            self._pin(self.guard)
         self._best = None if state["best"] is None else (state["best"][0], state["best"][1])

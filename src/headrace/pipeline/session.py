@@ -23,6 +23,7 @@ from headrace.data.packs import Catalogue
 from headrace.environments.single_turn import SingleTurn
 from headrace.environments.streaming import Stream
 from headrace.errors import HeadraceError, Interrupted, RunError, StorageError
+from headrace.evaluate.perplexity import general_samples, general_texts
 from headrace.observe.listener import Listener
 from headrace.observe.logfile import LoggedListener
 from headrace.observe.metrics import write_metrics
@@ -32,6 +33,7 @@ from headrace.pipeline.broker import Broker, open_broker
 from headrace.pipeline.clock import Clock, SystemClock
 from headrace.pipeline.desk import in_thread
 from headrace.pipeline.flow import Flow, FlowSpec
+from headrace.pipeline.guard import Guard
 from headrace.pipeline.judging import Judges, ThreadJudges, processes
 from headrace.pipeline.lengths import Lengths
 from headrace.pipeline.loop import train
@@ -231,7 +233,7 @@ def _judges(
     with (
         DiskCache(directory.path / "verdicts.sqlite") as cache,
         VerificationPool(
-            {name: domain.verifier for name, domain in parts.domains.items()},
+            {name: d.verifier for name, d in {**parts.guarded, **parts.domains}.items()},
             workers=spec.workers,
             deadline_s=spec.deadline,
             cache=cache,
@@ -325,10 +327,28 @@ async def _assembled(
             stop_requested=stop_requested,
             study=_study(parts, policy, learner, books, stack),
             teacher=parts.teacher,
+            guard=_guard(parts, learner, flow),
         )
         _continue(run)
         await stack.enter_async_context(flow)
         yield run
+
+
+def _guard(parts: Parts, learner: TorchLearner, flow: Flow) -> Guard | None:
+    """The watch against forgetting, where the recipe names suites (a reward model has none)."""
+    recipe, renderer = parts.recipe, parts.renderer
+    if not recipe.guard.suites or recipe.method == "reward":
+        return None
+    samples = general_samples(
+        general_texts(), lambda messages: renderer.prompt(messages, system=None), parts.encode
+    )
+    return Guard(
+        recipe,
+        tasks=parts.guard_tasks,
+        samples=samples,
+        logprobs=lambda batch: learner.logprobs(batch, which="current"),
+        flow=flow,
+    )
 
 
 def _study(

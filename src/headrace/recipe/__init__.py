@@ -5,9 +5,15 @@ from headrace.recipe.algorithm import (
     Advantage,
     Aggregation,
     AlgorithmSpec,
+    CriticSpec,
     EntropySpec,
     KlSpec,
     OverlongSpec,
+)
+from headrace.recipe.guard import (
+    GENERAL,
+    GuardSpec,
+    WatchedSpec,
 )
 from headrace.recipe.plan import (
     Plan,
@@ -23,6 +29,7 @@ from headrace.recipe.recorded import (
     RewardSpec,
     SftSpec,
 )
+from headrace.recipe.rewards import ObjectiveSpec
 from headrace.recipe.schema import (
     DEFAULT_MODEL,
     CheckpointSpec,
@@ -43,11 +50,13 @@ from headrace.recipe.schema import (
 
 __all__ = [
     "DEFAULT_MODEL",
+    "GENERAL",
     "PRESETS",
     "Advantage",
     "Aggregation",
     "AlgorithmSpec",
     "CheckpointSpec",
+    "CriticSpec",
     "CurriculumSpec",
     "DataSource",
     "DataSpec",
@@ -55,11 +64,13 @@ __all__ = [
     "DomainSpec",
     "EntropySpec",
     "EvaluateSpec",
+    "GuardSpec",
     "KlSpec",
     "LearnerSpec",
     "LoraSpec",
     "Method",
     "ModelSpec",
+    "ObjectiveSpec",
     "OverlongSpec",
     "Plan",
     "PlaySpec",
@@ -73,5 +84,6 @@ __all__ = [
     "StopSpec",
     "TaskSpec",
     "VerifySpec",
+    "WatchedSpec",
     "stage_of",
 ]

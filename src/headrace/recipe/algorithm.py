@@ -9,7 +9,16 @@ from pydantic import Field, model_validator
 from headrace.protocols import LossSpec
 from headrace.recipe.parts import NonNegative, Part, Positive, Share
 
-__all__ = ["PRESETS", "Advantage", "Aggregation", "AlgorithmSpec", "EntropySpec", "KlSpec", "OverlongSpec"]
+__all__ = [
+    "PRESETS",
+    "Advantage",
+    "Aggregation",
+    "AlgorithmSpec",
+    "CriticSpec",
+    "EntropySpec",
+    "KlSpec",
+    "OverlongSpec",
+]
 
 
 class KlSpec(Part):
@@ -65,7 +74,23 @@ class OverlongSpec(Part):
     penalty: NonNegative = 1.0
 
 
-Advantage = Literal["grpo", "dr_grpo", "rloo", "reinforce++", "reinforce++_baseline"]
+class CriticSpec(Part):
+    """A critic beside the policy: what it expects of every token, for advantage "gae".
+
+    It takes one optimizer step for each of the policy's, with the learner's settings but its own
+    `learning_rate`. `gae_lambda` 1 trusts what was earned alone, 0 the critic's next value.
+    `clip` bounds how far a value moves in an update (in units of the score); None does not.
+    `start`: the reward model (or critic) it begins as, an artifact, a directory or "stage:NAME";
+    None is the policy's own body under a new head.
+    """
+
+    learning_rate: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    gae_lambda: Share = 0.95
+    clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = 0.2
+    start: str | None = None
+
+
+Advantage = Literal["grpo", "dr_grpo", "rloo", "reinforce++", "reinforce++_baseline", "gae"]
 Aggregation = Literal[
     "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "constant", "prompt_mean"
 ]
@@ -76,6 +101,7 @@ PRESETS: dict[str, dict[str, object]] = {
     "rloo": {"advantage": "rloo", "aggregation": "sequence_mean_token_sum", "clip": "none"},
     "reinforce++": {"advantage": "reinforce++", "aggregation": "token_mean"},
     "reinforce++_baseline": {"advantage": "reinforce++_baseline", "aggregation": "token_mean"},
+    "ppo": {"advantage": "gae", "aggregation": "token_mean", "critic": {}},
     "dapo": {
         "advantage": "grpo",
         "aggregation": "token_mean",
@@ -120,7 +146,7 @@ class AlgorithmSpec(Part):
 
     `updates` is how many optimizer steps each played batch is split into. `dynamic_sampling`
     plays on until `groups` groups have a spread of scores, at most `refill_limit` times the
-    step's groups in all.
+    step's groups in all. `critic` belongs to advantage "gae".
     """
 
     preset: str | None = None
@@ -140,6 +166,7 @@ class AlgorithmSpec(Part):
     dynamic_sampling: bool = False
     refill_limit: Annotated[float, Field(ge=1)] = 3.0
     overlong: OverlongSpec | None = None
+    critic: CriticSpec | None = None
     kl: KlSpec = KlSpec()
     entropy: EntropySpec = EntropySpec()
 
@@ -177,17 +204,25 @@ class AlgorithmSpec(Part):
             "correction_low must be below correction_high": (
                 self.correction_low >= self.correction_high
             ),
-            "dynamic sampling compares siblings; reinforce++ has no groups": (
-                self.dynamic_sampling and self.advantage == "reinforce++"
+            f"dynamic sampling compares siblings; {self.advantage} has no groups": (
+                self.dynamic_sampling and self.batch_wide
             ),
-            "gamma discounts returns of reinforce++ only": (
-                self.gamma != 1.0 and self.advantage != "reinforce++"
+            "gamma discounts returns of reinforce++ and gae only": (
+                self.gamma != 1.0 and not self.batch_wide
+            ),
+            "advantage = 'gae' and algorithm.critic belong together": (
+                (self.advantage == "gae") != (self.critic is not None)
             ),
         }
         for reason, refused in refusals.items():
             if refused:
                 raise ValueError(reason)
         return self
+
+    @property
+    def batch_wide(self) -> bool:
+        """Whether all attempts of an optimizer batch are compared, not those of a group."""
+        return self.advantage in ("reinforce++", "gae")
 
     def loss(self) -> LossSpec:
         """The part of the algorithm that the learner applies."""

@@ -43,6 +43,8 @@ class Stage(Part):
         data = () if self.recipe.data is None else self.recipe.data.sources
         named = [self.recipe.model.source, *(source.run or "" for source in data)]
         named += [] if self.recipe.distill is None else [self.recipe.distill.teacher]
+        named += [objective.source or "" for objective in self.recipe.objectives]
+        named += [] if self.recipe.critic is None else [self.recipe.critic.start or ""]
         return tuple(dict.fromkeys(name for s in named if (name := stage_of(s)) is not None))
 
 

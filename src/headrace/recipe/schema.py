@@ -11,7 +11,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from headrace.protocols import LossSpec, SamplingParams
-from headrace.recipe.algorithm import AlgorithmSpec
+from headrace.recipe.algorithm import AlgorithmSpec, CriticSpec
+from headrace.recipe.guard import GuardSpec
 from headrace.recipe.parts import NonNegative, Part, Positive, Share
 from headrace.recipe.recorded import (
     DataSpec,
@@ -21,6 +22,7 @@ from headrace.recipe.recorded import (
     RewardSpec,
     SftSpec,
 )
+from headrace.recipe.rewards import ObjectiveSpec
 from headrace.types import content_hash
 
 __all__ = [
@@ -261,6 +263,8 @@ class Recipe(Part):
     "play" learns nothing (a later stage learns from what was played); "sft", "preference" and
     "reward" learn from `data`. `tasks` are also what is evaluated.
 
+    With `rewards`, "rl" learns from their weighted mean instead of the verifiers' scores alone.
+
     `deterministic` makes a divergence on resume an error instead of a recorded rewind.
     `threads` None takes all cores.
     """
@@ -283,11 +287,13 @@ class Recipe(Part):
     queue: QueueSpec = QueueSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
     stop: StopSpec = StopSpec()
+    guard: GuardSpec = GuardSpec()
     data: DataSpec | None = None
     sft: SftSpec = SftSpec()
     preference: PreferenceSpec = PreferenceSpec()
     reward: RewardSpec = RewardSpec()
     distill: DistillSpec | None = None
+    rewards: tuple[ObjectiveSpec, ...] = ()
 
     @model_validator(mode="after")
     def _taught(self) -> Self:
@@ -303,10 +309,10 @@ class Recipe(Part):
     @model_validator(mode="after")
     def _coherent(self) -> Self:
         alone = self.play.group_size == 1
-        if alone and self.algorithm.advantage != "reinforce++":
+        if alone and not self.algorithm.batch_wide:
             raise ValueError(
                 f"{self.algorithm.advantage} compares siblings: play.group_size must be at "
-                "least 2 (or use reinforce++)"
+                "least 2 (or use reinforce++ or gae)"
             )
         overlong = self.algorithm.overlong
         if overlong is not None and overlong.cache >= self.play.max_new_tokens:
@@ -314,6 +320,30 @@ class Recipe(Part):
         if self.play.groups < self.algorithm.updates:
             raise ValueError("algorithm.updates cannot exceed play.groups")
         return self
+
+    @model_validator(mode="after")
+    def _rewarded(self) -> Self:
+        names = [objective.name for objective in self.rewards]
+        if len(set(names)) < len(names):
+            raise ValueError("two objectives in rewards have the same name")
+        if names and not any(objective.weight for objective in self.rewards):
+            raise ValueError("no objective in rewards has a weight")
+        if names and self.algorithm.dynamic_sampling:
+            raise ValueError(
+                "dynamic sampling looks for groups whose verdicts differ, and with rewards those "
+                "are not what is learned from: use only one of the two"
+            )
+        return self
+
+    @property
+    def objectives(self) -> tuple[ObjectiveSpec, ...]:
+        """What attempts are rewarded for; () where their verifier's score is all."""
+        return self.rewards if self.method == "rl" else ()
+
+    @property
+    def critic(self) -> CriticSpec | None:
+        """The critic that is trained beside the policy, where there is one."""
+        return self.algorithm.critic if self.method == "rl" else None
 
     def loss(self) -> LossSpec:
         """What a learner applies to every sample, where losses are per token."""

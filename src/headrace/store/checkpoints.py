@@ -64,6 +64,7 @@ class Checkpoints:
             raise ValueError("at least one checkpoint must be kept")
         self.directory = directory
         self.keep = keep
+        self.pinned: str | None = None
         if not read_only:
             with storage_guard(directory):
                 directory.mkdir(parents=True, exist_ok=True)
@@ -158,7 +159,7 @@ class Checkpoints:
     def _prune(self, newest: str) -> None:
         names = self.names()
         past = [name for name in names if _step(name) <= _step(newest)]
-        for name in set(names) - set(past[-self.keep :]):
+        for name in set(names) - set(past[-self.keep :]) - {self.pinned}:
             doomed = self.directory / f"{_TEMPORARY}{name}-pruned"
             with storage_guard(self.directory / name, verb="remove"):
                 (self.directory / name).rename(doomed)
