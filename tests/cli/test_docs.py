@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from typer.core import TyperGroup
@@ -14,10 +15,10 @@ from typer.main import get_command
 
 from cli_support import headrace
 from headrace.cli.main import app
-from headrace.configure import load_recipe, shipped_recipes
+from headrace.configure import ResolvedPlan, load, load_recipe, shipped_recipes
 from headrace.configure.schema import AXES
 from headrace.errors import Exit
-from headrace.recipe import PRESETS
+from headrace.recipe import PRESETS, PreferenceSpec, Recipe
 from headrace.verify import kinds
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -26,6 +27,7 @@ RECIPES = (DOCS / "recipes.md").read_text()
 SANDBOXES = (DOCS / "sandboxes.md").read_text()
 VERIFIERS = (DOCS / "verifiers.md").read_text()
 AUDIT = (DOCS / "audit.md").read_text()
+STAGES = (DOCS / "stages.md").read_text()
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -35,7 +37,7 @@ def blocks(text: str, language: str) -> list[str]:
 
 COMMANDS = [
     line
-    for text in (CLI, RECIPES, SANDBOXES, VERIFIERS, AUDIT)
+    for text in (CLI, RECIPES, SANDBOXES, VERIFIERS, AUDIT, STAGES)
     for block in blocks(text, "console")
     for line in block.splitlines()
 ]
@@ -66,6 +68,25 @@ def test_the_recipes_in_the_docs_are_valid(tmp_path: Path) -> None:
     (python,) = blocks(RECIPES, "python")
     (tmp_path / "recipes.py").write_text(python)
     assert load_recipe(f"{tmp_path / 'recipes.py'}:wide").recipe.play.groups == 32
+
+
+def test_the_plan_in_the_docs_is_valid_with_its_overrides_and_its_guard(tmp_path: Path) -> None:
+    plan, guard = blocks(STAGES, "toml")
+    (tmp_path / "plan.toml").write_text(f"{plan}\n{guard}")
+    (line,) = [line for line in COMMANDS if "plan.toml --set" in line]
+    words = shlex.split(line)
+    overrides = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+    resolved = load(str(tmp_path / "plan.toml"), overrides)
+    assert isinstance(resolved, ResolvedPlan)
+    sample, imitate, reinforce = (stage.recipe for stage in resolved.plan.stages)
+    assert (sample.steps, imitate.learner.learning_rate) == (4, 1e-5)
+    assert [watched.action for watched in reinforce.guard.suites] == ["rollback", "alert"]
+
+
+def test_the_docs_of_stages_name_every_method_and_loss() -> None:
+    methods = get_args(Recipe.model_fields["method"].annotation)
+    losses = get_args(PreferenceSpec.model_fields["loss"].annotation)
+    assert [word for word in (*methods, *losses) if f"`{word}`" not in STAGES] == []
 
 
 def test_the_docs_name_every_verb_preset_axis_recipe_and_exit_code() -> None:
