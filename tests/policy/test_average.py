@@ -295,15 +295,18 @@ def test_directories_without_readable_weights_are_refused(
     (damaged / "model.safetensors").write_bytes(b"\xff" * 64)
     with pytest.raises(ModelError, match="cannot be read"):
         merge([models[0], damaged], [0.5, 0.5], tmp_path / "out")
-    elsewhere = copy_of(models[1], tmp_path / "elsewhere")
-    (elsewhere / "model.safetensors.index.json").write_text(
-        json.dumps({"weight_map": {"x": "../damaged/model.safetensors"}})
+    outside = copy_of(models[1], tmp_path / "outside")
+    (outside / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"x": str(models[1] / "model.safetensors")}})
     )
-    with pytest.raises(ModelError, match="elsewhere"):
-        merge([models[0], elsewhere], [0.5, 0.5], tmp_path / "out")
+    with pytest.raises(ModelError, match="names files elsewhere"):
+        merge([models[0], outside], [0.5, 0.5], tmp_path / "out")
 
 
 def test_nothing_is_overwritten(models: list[Path], tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
+    merge(models[:2], [0.5, 0.5], tmp_path / "out")  # an empty directory is as good as none
+    before = weights_of(tmp_path / "out")
     with pytest.raises(StorageError, match="already"):
-        merge(models[:2], [0.5, 0.5], tmp_path / "out")
+        merge(models[:2], [0.9, 0.1], tmp_path / "out")
+    assert_close(weights_of(tmp_path / "out"), {n: t.double() for n, t in before.items()})

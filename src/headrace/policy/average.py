@@ -122,7 +122,7 @@ def merge(models: Sequence[Path], weights: Sequence[float], into: Path) -> None:
 
     Weights sum to 1; they may be negative or above 1 (then it extrapolates). All models have
     the same tensors and the same vocabulary. Configuration and tokenizer are the first's;
-    floating-point weights are written in fp32. `into` must not exist; it appears whole or not
+    floating-point weights are written in fp32. `into` is new or empty; it is filled whole or not
     at all. Raises UsageError for weights that cannot be, ModelError for models that do not
     match or cannot be read, StorageError where it cannot be written.
     """
@@ -226,7 +226,7 @@ def _weight_files(directory: Path) -> list[Path]:
 
 def _combine(terms: Sequence[tuple[Path, float]], into: Path) -> None:
     """Write the sum of weight x model over `terms`, whole or not at all."""
-    if into.exists():
+    if into.exists() and (not into.is_dir() or any(into.iterdir())):
         raise StorageError("there is something already", where=str(into))
     with contextlib.ExitStack() as stack:
         readers = [stack.enter_context(_Reader(directory)) for directory, _ in terms]
@@ -280,8 +280,12 @@ def _vocabulary(directory: Path) -> Json:
         raise ModelError(f"the tokenizer cannot be read: {error!r}", where=str(path)) from error
 
 
-_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2}
-_BYTES |= {"I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+_BYTES = {
+    **dict.fromkeys(("F64", "I64", "U64"), 8),
+    **dict.fromkeys(("F32", "I32", "U32"), 4),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
+    **dict.fromkeys(("I8", "U8", "BOOL"), 1),
+}
 
 
 def _bytes(tensor: _Tensor) -> int:

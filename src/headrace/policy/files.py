@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from headrace.errors import CheckpointError
+from headrace.errors import CheckpointError, StorageError
 from headrace.policy.engine import TorchPolicy
 
 __all__ = [
@@ -48,12 +48,12 @@ def weights_directory(policy: TorchPolicy, directory: Path) -> Path:
 
 
 def write_weights(policy: TorchPolicy, directory: Path) -> None:
-    """Write what is trained into `weights_directory`, which must not exist yet."""
+    """Write what is trained into `weights_directory`; StorageError where something is in it."""
     place = weights_directory(policy, directory)
     if policy.lora is None:
         write_model(policy, place)
         return
-    place.mkdir(parents=True)
+    _claim(place)
     policy.model.save_pretrained(place)
     policy.tokenizer.save_pretrained(place)
 
@@ -86,8 +86,11 @@ def read_weights(policy: TorchPolicy, directory: Path) -> None:
 
 
 def write_model(policy: TorchPolicy, directory: Path) -> None:
-    """Write the whole model (weights, configuration, tokenizer) into a new `directory`."""
-    directory.mkdir(parents=True)
+    """Write the whole model (weights, configuration, tokenizer) into a new or empty `directory`.
+
+    Raises StorageError where something is in it.
+    """
+    _claim(directory)
     save_file(whole_weights(policy), directory / "model.safetensors", metadata={"format": "pt"})
     model: Any = policy.model.get_base_model() if policy.lora else policy.model
     model.config.save_pretrained(directory)
@@ -117,3 +120,9 @@ def whole_weights(policy: TorchPolicy) -> dict[str, Tensor]:
                     value = value + layer.get_delta_weight(adapter)
         weights[name.replace(".base_layer.", ".")] = value.contiguous()
     return weights
+
+
+def _claim(directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    if any(directory.iterdir()):
+        raise StorageError("there is something already", where=str(directory))

@@ -236,7 +236,7 @@ class ScalarModel:
     # --- files ---------------------------------------------------------------------------
 
     def export(self, directory: Path) -> None:
-        """Write the whole model into a new `directory`, for `open_scalar`: an adapter merged."""
+        """Write the whole model for `open_scalar`, an adapter merged, into a new or empty place."""
         write_model(self._policy, directory)
         self._write_head(directory)
 
@@ -388,7 +388,8 @@ def _fresh_head(width: int, seed: int) -> nn.Linear:
 
     Not zero: a body behind a head of zeros gets no gradient.
     """
-    head = nn.utils.skip_init(nn.Linear, width, 1, dtype=torch.float32)
+    with torch.random.fork_rng(devices=[]):  # the layer would draw weights of its own
+        head = nn.Linear(width, 1, dtype=torch.float32)
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         head.weight.normal_(0.0, 1 / math.sqrt(width + 1), generator=draw)
