@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any, Protocol
+
+import numpy as np
 
 from headrace.errors import ModelError
 
@@ -46,17 +48,20 @@ class Tokenizer(Protocol):
 class Piece:
     """A stretch of text: the template's `literals` with what messages say (`texts`) between them.
 
+    `text` is all of it.
+
     >>> Piece(("<u>", "</u>"), ("hi",)).text
     '<u>hi</u>'
     """
 
     literals: tuple[str, ...]
     texts: tuple[str, ...]
+    text: str = field(init=False)
 
-    @property
-    def text(self) -> str:
+    def __post_init__(self) -> None:
         said = zip(self.texts, self.literals[1:], strict=True)
-        return self.literals[0] + "".join(text + after for text, after in said)
+        whole = self.literals[0] + "".join([text + after for text, after in said])
+        object.__setattr__(self, "text", whole)
 
 
 class Encoder:
@@ -110,7 +115,8 @@ class Encoder:
     def decode_many(self, sequences: Sequence[Sequence[int]]) -> list[str]:
         """The texts of sequences of ids, special tokens spelled out."""
         options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
-        return [str(text) for text in self._tokenizer.batch_decode(list(sequences), **options)]
+        rows = [np.asarray(ids, np.int64) for ids in sequences]
+        return [str(text) for text in self._tokenizer.batch_decode(rows, **options)]
 
     def readable(self, ids: Sequence[int]) -> str:
         """The text for people and verifiers: special tokens leave nothing behind."""

@@ -20,6 +20,8 @@ _ROLE_KEYS = ("role", "from", "speaker")
 _TEXT_KEYS = ("content", "value", "text")
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _FLAG_KEYS = ("train", "training", "loss_mask", "loss", "weight")
+_FLAGS = frozenset(_FLAG_KEYS)
+_REASONING = frozenset(_REASONING_KEYS)
 _MEDIA = ("image", "audio", "video", "file")
 _CALL = "function_call"
 
@@ -114,7 +116,8 @@ def message_of(raw: Json, *, columnar: bool = False) -> RecordedMessage:
     calls = _calls(fields, columnar=columnar)
     if spelled == _CALL:
         calls, text = (*calls, _call(_decoded(text, "a tool call"), columnar=columnar)), ""
-    thought = next((str(fields[key]) for key in _REASONING_KEYS if fields.get(key)), thought)
+    if not _REASONING.isdisjoint(fields):
+        thought = next((str(fields[key]) for key in _REASONING_KEYS if fields.get(key)), thought)
     flag = _flag(fields)
     message = RecordedMessage(
         role=role,
@@ -236,6 +239,8 @@ def _thinking(message: RecordedMessage) -> RecordedMessage:
 def _flag(fields: Mapping[str, Json]) -> bool | None:
     if fields.get("train_detail") or fields.get("training_detail"):
         raise Unfit("training flags for pieces of a message")
+    if _FLAGS.isdisjoint(fields):
+        return None
     for key in _FLAG_KEYS:
         value = fields.get(key)
         if isinstance(value, bool):
@@ -251,6 +256,8 @@ def _flag(fields: Mapping[str, Json]) -> bool | None:
 
 
 def _calls(fields: Mapping[str, Json], *, columnar: bool) -> tuple[ToolCall, ...]:
+    if "tool_calls" not in fields and _CALL not in fields:
+        return ()
     calls = fields.get("tool_calls") or []
     if isinstance(calls, str):
         calls = _decoded(calls, "tool calls") or []
