@@ -166,6 +166,19 @@ distill.teacher = "stage:teach"
     )
     losses = [event.payload["loss"] for event in validations(tmp_path, "teach")]
     assert losses[-1] < losses[0]
+    plan = read_events(tmp_path / "run" / "events.jsonl")
+    assert [event.kind for event in plan] == ["evaluation", "evaluation", "comparison"]
+    first = read_events(tmp_path / "run/stages/teach/events.jsonl")
+    last = read_events(tmp_path / "run/stages/distil/events.jsonl")
+    whole = [
+        e.payload["score"]
+        for log in (first, last)
+        for e in log
+        if e.payload.get("suite") == "heldout" and e.kind == "evaluation"
+    ]
+    assert [e.payload["score"] for e in plan[:2]] == [whole[0], whole[-1]]
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "stages/distil/report.html" in page
     advantages = [e.payload["credit"]["advantage"]["mean"] for e in steps(tmp_path, "distil")]
     assert advantages[0] < 0, "minus the reverse KL to the teacher"
     assert advantages[-1] > advantages[0]

@@ -14,7 +14,7 @@ from headrace.errors import StorageError
 from headrace.evaluate.statistics import Difference, Estimate, mean_interval, paired_difference
 from headrace.types import Json, Task, Trajectory
 
-__all__ = ["Evaluation", "Item", "compare", "groups_of"]
+__all__ = ["Evaluation", "Item", "compare", "comparison_payload", "groups_of"]
 
 FORMAT = 1
 
@@ -164,3 +164,20 @@ def compare(before: Evaluation, after: Evaluation, confidence: float) -> Differe
         confidence,
         clusters=[f"{item.domain} {item.problem}" for item in before.items],
     )
+
+
+def comparison_payload(before: Evaluation, after: Evaluation, confidence: float) -> dict[str, Json]:
+    """`compare` as an event says it. Raises what it does."""
+    result = compare(before, after, confidence)
+    return {
+        "suite": after.suite,
+        "value": result.value,
+        "stderr": result.stderr,
+        "low": result.low,
+        "high": result.high,
+        "n": result.n,
+        "gained": result.gained,
+        "lost": result.lost,
+        "confidence": confidence,
+        "p_value": result.p_value,
+    }

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
 
+from headrace.errors import StorageError
 from headrace.evaluate.heldout import Evaluation, groups_of
 from headrace.evaluate.perplexity import measure_losses
 from headrace.evaluate.regression import (
@@ -21,9 +24,56 @@ from headrace.evaluate.regression import (
 )
 from headrace.pipeline.flow import Flow
 from headrace.recipe import GENERAL, Recipe
+from headrace.store.files import read_json, write_json_atomic
 from headrace.types import Floats, Json, Sample, Task
 
-__all__ = ["Guard", "looks_of"]
+__all__ = ["GUARDED", "Guard", "compare_looks", "looks_of"]
+
+GUARDED = "guard"
+"""Where looks are, below a run's evaluations."""
+
+
+def compare_looks(recipe: Recipe, before: Path, after: Path, *, step: int) -> Watched:
+    """The suites of `recipe` between two looks that were written, perhaps of different runs.
+
+    Raises StorageError where one cannot be read, ValueError where they are not of the same items.
+    """
+    dog = _watchdog(recipe, 1)
+    dog.set_base(_read(before))
+    return dog.observe(step, _read(after))
+
+
+def _watchdog(recipe: Recipe, looks: int) -> Watchdog:
+    suites = [
+        WatchedSuite(
+            name=watched.suite,
+            margin=watched.margin,
+            better="lower" if watched.suite == GENERAL else "higher",
+            scale="nats" if watched.suite == GENERAL else "share",
+            action=watched.action,
+        )
+        for watched in recipe.guard.suites
+    ]
+    return Watchdog(
+        suites,
+        looks=looks,
+        level=recipe.guard.level,
+        confidence=recipe.evaluate.confidence,
+    )
+
+
+def _write(path: Path, marks: Mapping[str, Sequence[Mark]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json_atomic(path, {name: [asdict(mark) for mark in seen] for name, seen in marks.items()})
+
+
+def _read(path: Path) -> dict[str, tuple[Mark, ...]]:
+    try:
+        return {
+            name: tuple(Mark(**mark) for mark in seen) for name, seen in read_json(path).items()
+        }
+    except (TypeError, AttributeError) as error:
+        raise StorageError(f"not a look at watched suites: {error}", where=str(path)) from error
 
 
 def looks_of(recipe: Recipe) -> int:
@@ -33,7 +83,8 @@ def looks_of(recipe: Recipe) -> int:
 
 
 class Guard:
-    """Measures with `logprobs` (of the general texts, as `samples`) and by playing `tasks`."""
+    """Measures with `logprobs` (of the general texts, as `samples`) and by playing `tasks`; what
+    was measured, item by item, is in `folder`."""
 
     def __init__(
         self,
@@ -43,32 +94,19 @@ class Guard:
         samples: Sequence[Sample],
         logprobs: Callable[[Sequence[Sample]], Sequence[Floats]],
         flow: Flow,
+        folder: Path,
     ) -> None:
         self._tasks, self._samples = tasks, samples
-        self._logprobs, self._flow = logprobs, flow
-        suites = [
-            WatchedSuite(
-                name=watched.suite,
-                margin=watched.margin,
-                better="lower" if watched.suite == GENERAL else "higher",
-                scale="nats" if watched.suite == GENERAL else "share",
-                action=watched.action,
-            )
-            for watched in recipe.guard.suites
-        ]
-        self._dog = Watchdog(
-            suites,
-            looks=looks_of(recipe),
-            level=recipe.guard.level,
-            confidence=recipe.evaluate.confidence,
-        )
-        self._names = [suite.name for suite in suites]
+        self._logprobs, self._flow, self._folder = logprobs, flow, folder
+        self._dog = _watchdog(recipe, looks_of(recipe))
+        self._names = [watched.suite for watched in recipe.guard.suites]
 
     async def look(
         self, step: int, weights: int, *, target: float | None, checkpoint: bool
     ) -> Watched | None:
         """Measure every suite; None at the first look, with which later ones are compared."""
         marks = {name: await self._measured(name, step, weights) for name in self._names}
+        _write(self._folder / f"step_{step:06d}.json", marks)
         if not self._dog.based or step == 0:
             self._dog.set_base(marks)
             return None

@@ -17,6 +17,8 @@ from pathlib import Path
 from headrace import __version__
 from headrace.errors import HeadraceError, Interrupted, NoSignalError
 from headrace.observe.listener import Listener
+from headrace.observe.report import write_report
+from headrace.pipeline.conclusion import conclude
 from headrace.pipeline.prepare import STAGES
 from headrace.pipeline.session import RunResult, resume, start
 from headrace.recipe import Plan, Stage
@@ -89,7 +91,9 @@ def _drive(
             directory.set_status("failed", reason=f"{type(error).__name__}: {error}")
             raise
         reason = f"all {done} stages done"
+        conclude(directory, plan, listener)
         directory.set_status("done", reason=reason, step=done)
+        write_report(directory.path)
     return RunResult(directory.path, "done", reason)
 
 

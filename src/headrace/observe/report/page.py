@@ -21,6 +21,7 @@ from headrace.observe.report.gather import Material, gather
 from headrace.observe.report.heading import heading
 from headrace.observe.report.heldout import heldout
 from headrace.observe.report.markup import Html, tag
+from headrace.observe.report.stages import stages
 from headrace.observe.report.transcripts import transcripts
 from headrace.observe.report.trust import trust
 from headrace.store.files import write_atomic
@@ -59,6 +60,20 @@ def page(material: Material) -> str:
     main = tag(
         "main",
         heading(material),
+        *_sections(material),
+        _footer(material),
+        data_steps=json.dumps(chart_steps(material), separators=(",", ":")),
+    )
+    body = tag("body", main, tag("script", script))
+    return "<!doctype html>\n" + tag("html", head, body, lang="en") + "\n"
+
+
+def _sections(material: Material) -> list[Html | None]:
+    """A plan shows its stages and what they came to; a run everything."""
+    planned = stages(material)
+    if planned is not None:
+        return [planned, heldout(material), details(material)]
+    return [
         heldout(material),
         learned(material) or curves(material),
         health(material),
@@ -67,11 +82,7 @@ def page(material: Material) -> str:
         transcripts(material),
         attempts(material),
         details(material),
-        _footer(material),
-        data_steps=json.dumps(chart_steps(material), separators=(",", ":")),
-    )
-    body = tag("body", main, tag("script", script))
-    return "<!doctype html>\n" + tag("html", head, body, lang="en") + "\n"
+    ]
 
 
 def _footer(material: Material) -> Html:
