@@ -162,6 +162,20 @@ def test_lineage_draws_the_tree_with_data_scores_and_what_is_missing(runs: Path)
     assert first["parents"][0]["cached"] is False
 
 
+def test_a_model_of_many_domains_names_some_and_counts_the_rest(runs: Path) -> None:
+    data = tuple(DataVersion(source=f"domain-{i}", digest="", units=i) for i in range(30))
+    artifact_in(runs, "run", data=data)
+    tree = headrace("models", "lineage", "run", "--runs", str(runs)).out
+    assert "data: domain-2, 2 units\n" in tree
+    assert "data: 27 more\n" in tree
+    assert "domain-3," not in tree
+    page = headrace("models", "show", "run", "--runs", str(runs)).out
+    assert "domain-10, 10 units\n" in page
+    assert "19 more\n" in page
+    told = headrace("models", "show", "run", "--runs", str(runs), "--json").json
+    assert len(told["data"]) == 30
+
+
 def test_lineage_knows_the_base_models_in_the_cache(runs: Path) -> None:
     headrace("models", "pull", "tiny:llama")
     artifact_in(runs, "run", parents=(Parent(source="tiny:llama"),))

@@ -14,6 +14,8 @@ from headrace.types import Json
 __all__ = ["describe", "made_models", "made_table", "tree", "tree_json"]
 
 _DAY = 86400
+_MOST, _FEW = 12, 4
+"""How many sources of data are named on a page, and at a branch of a tree; --json has all."""
 
 
 # --- ls ------------------------------------------------------------------------------------
@@ -88,14 +90,12 @@ def describe(artifact: Artifact) -> str:
         ["kind", card.kind],
         ["made", f"{card.created or '-'} by headrace {card.headrace}, seed {card.seed}"],
         ["recipe", f"{card.recipe} {card.recipe_digest}".strip()],
-        ["stage", _stage(card)],
+        ["stage", card.stage],
+        ["method", card.method],
         ["learned", _learned(card)],
         *(["from", _parent(p.source, p.artifact or p.digest, p.weight)] for p in card.parents),
-        *(["data", line] for line in _data(card)),
-        *(
-            ["judge", f"{judge.id} {judge.version}, audit: {judge.audit or 'none'}"]
-            for judge in card.verifiers
-        ),
+        *(["data", line] for line in _data(card, most=_MOST)),
+        *(["judge", line] for line in _judges(card, most=_MOST)),
         ["size", f"{card.size / 1e6:.1f} MB in {len(card.files)} files"],
         ["path", str(artifact.path)],
     ]
@@ -106,15 +106,11 @@ def describe(artifact: Artifact) -> str:
     return "\n".join(lines)
 
 
-def _stage(card: Card) -> str:
-    method = f"({card.method})" if card.method else ""
-    return f"{card.stage} {method}".strip()
-
-
 def _learned(card: Card) -> str:
     if not card.steps:
         return ""
-    return f"{card.steps:,} steps, {card.tokens:,} tokens, {format_duration(card.seconds)}"
+    steps = "1 step" if card.steps == 1 else f"{card.steps:,} steps"
+    return f"{steps}, {card.tokens:,} tokens, {format_duration(card.seconds)}"
 
 
 def _parent(source: str, digest: str, weight: float | None) -> str:
@@ -122,14 +118,26 @@ def _parent(source: str, digest: str, weight: float | None) -> str:
     return f"{share}{source} {digest[:16]}".strip()
 
 
-def _data(card: Card) -> list[str]:
-    return [
+def _data(card: Card, *, most: int) -> list[str]:
+    lines = [
         f"{data.source}, {data.units:,} units"
         + (f", {data.refused:,} refused" if data.refused else "")
         + (", replay" if data.replay else "")
         + (f", {data.digest[:16]}" if data.digest else "")
         for data in card.data
     ]
+    return _cut(lines, most)
+
+
+def _judges(card: Card, *, most: int) -> list[str]:
+    lines = [
+        f"{judge.id} {judge.version}, audit: {judge.audit or 'none'}" for judge in card.verifiers
+    ]
+    return _cut(lines, most)
+
+
+def _cut(lines: list[str], most: int) -> list[str]:
+    return lines if len(lines) <= most else [*lines[: most - 1], f"{len(lines) - most + 1} more"]
 
 
 def _score_row(score: SuiteScore) -> list[str]:
@@ -192,7 +200,7 @@ def _state(node: Ancestor, here: Collection[str]) -> str:
 
 def _edge(card: Card) -> list[str]:
     """What happened between a model and its parents: data and scores."""
-    lines = [f"data: {line}" for line in _data(card)]
+    lines = [f"data: {line}" for line in _data(card, most=_FEW)]
     for score in card.scores:
         difference = "" if score.difference is None else _measured(score.difference, sign="+")
         parts = [

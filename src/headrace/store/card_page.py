@@ -53,7 +53,8 @@ def _summary(card: Card) -> str:
     what = kinds.get(card.kind, "A merged model")
     said = f"{what} made by headrace {escaped(card.headrace)}"
     if card.steps:
-        said += f": {card.steps:,} steps of {escaped(card.method)}, {card.tokens:,} tokens"
+        steps = "1 step" if card.steps == 1 else f"{card.steps:,} steps"
+        said += f": {steps} of {escaped(card.method)}, {card.tokens:,} tokens"
         said += f", {card.seconds:,.0f} s"
     return f"{said}. Where it comes from: `headrace models lineage {card.id}`."
 
