@@ -66,6 +66,7 @@ def _data(steps: Sequence[Event], parts: Parts) -> tuple[DataVersion, ...]:
     return tuple(
         DataVersion(source=name, digest=parts.recipe.digest, units=_attempts(steps, name))
         for name in parts.domains
+        if _attempts(steps, name)
     )
 
 

@@ -26,6 +26,7 @@ from headrace.errors import ModelError, StorageError, UsageError
 from headrace.store.card_page import card_page
 from headrace.store.cards import Card, FileDigest, Parent, identity, parse_card, spell_card
 from headrace.store.files import (
+from headrace.store.runs import MODELS
     fsync_directory,
     storage_guard,
     write_atomic,
@@ -44,8 +45,6 @@ __all__ = [
 CARD = "card.json"
 PAGE = "README.md"
 WEIGHTS = "model"
-MODELS = "models"
-"""Where models lie, below the runs, that no run made."""
 
 _SUFFIXES = frozenset({".safetensors", ".json", ".txt", ".model", ".jinja", ".md"})
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")

@@ -44,6 +44,9 @@ __all__ = [
 State = Literal["running", "done", "interrupted", "failed", "dead"]
 """What `status.json` says; "dead" is derived: it says running, but nobody holds the lock."""
 
+MODELS = "models"
+"""Where models lie, below the runs, that no run made."""
+
 _ATTEMPT = re.compile(r"attempt_(\d+)")
 _ABSENT = "there is no such run directory"
 _LOCK_PATIENCE = 0.5
@@ -326,7 +329,8 @@ def _names(root: Path) -> list[str]:
         return []
     with storage_guard(root, verb="read"):
         paths = list(root.iterdir())
-    return sorted(path.name for path in paths if path.is_dir() and not path.name.startswith("."))
+    names = [path.name for path in paths if path.is_dir() and not path.name.startswith(".")]
+    return sorted(name for name in names if name != MODELS)
 
 
 def _near(name: str, names: list[str]) -> str:
