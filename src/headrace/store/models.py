@@ -26,12 +26,12 @@ from headrace.errors import ModelError, StorageError, UsageError
 from headrace.store.card_page import card_page
 from headrace.store.cards import Card, FileDigest, Parent, identity, parse_card, spell_card
 from headrace.store.files import (
-from headrace.store.runs import MODELS
     fsync_directory,
     storage_guard,
     write_atomic,
     write_json_atomic,
 )
+from headrace.store.runs import MODELS
 
 __all__ = [
     "Ancestor",
