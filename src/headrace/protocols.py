@@ -162,7 +162,8 @@ class PreferenceReport:
     `accuracy`: share of pairs whose implicit reward is higher for the preferred (0..1, a tie is
     a half). `margin`: mean difference of the implicit rewards. `chosen_reward`,
     `rejected_reward`: their means; `chosen_logp`, `rejected_logp`: mean log-probability of a
-    sequence, nats. Rewards are 0 where there is no reference to measure against.
+    sequence, nats. Without a reference, rewards are beta times the mean log-probability that is
+    compared; of "kto" `accuracy` is the share of samples on their own side of the baseline.
     """
 
     loss: float

@@ -98,7 +98,12 @@ data = { sources = [{ run = "stage:sample" }], batch = 4, validation = 0.2 }
 """
 
 
-@pytest.mark.parametrize("loss", ["dpo", "ipo", "kto", "orpo", "simpo"])
+LOSSES = {loss: "" for loss in ("dpo", "ipo", "kto", "simpo")} | {
+    "orpo": "preference.sft_weight = 1.0"
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
 def test_pairs_of_what_was_played_move_the_policy_towards_the_better(
     tmp_path: Path, loss: str
 ) -> None:
@@ -111,6 +116,7 @@ name = "prefer"
 method = "preference"
 steps = 3
 preference.loss = "{loss}"
+{LOSSES[loss]}
 {PAIRS}
 """,
     )

@@ -87,7 +87,11 @@ class SftSpec(Part):
 
 
 class PreferenceSpec(Part):
-    """A direct preference loss as axes; see `headrace.algorithms.preferences`."""
+    """A direct preference loss as axes; see `headrace.algorithms.preferences`.
+
+    `beta` is the strength of the reference, `target_margin` SimPO's gamma. `sft_weight` adds
+    cross-entropy on what is preferred (ORPO as published has 1).
+    """
 
     loss: Literal["dpo", "ipo", "kto", "orpo", "simpo"] = "dpo"
     divergence: Literal["reverse_kl", "forward_kl"] = "reverse_kl"
@@ -98,6 +102,25 @@ class PreferenceSpec(Part):
     sft_weight: NonNegative = 0.0
     desirable_weight: NonNegative = 1.0
     undesirable_weight: NonNegative = 1.0
+
+    @model_validator(mode="after")
+    def _compatible(self) -> Self:
+        kto = self.loss == "kto"
+        weighted = (self.desirable_weight, self.undesirable_weight) != (1.0, 1.0)
+        refusals = {
+            "forward_kl is a form of dpo": (self.divergence == "forward_kl" and self.loss != "dpo"),
+            "kto judges samples alone: it has no label_smoothing": kto and self.label_smoothing > 0,
+            "kto compares sums: it has no length_normalised form": kto and self.length_normalised,
+            "target_margin is simpo's": self.target_margin > 0 and self.loss != "simpo",
+            "desirable_weight and undesirable_weight are kto's": weighted and not kto,
+            "orpo without sft_weight is not orpo: as published it is 1": (
+                self.loss == "orpo" and self.sft_weight == 0
+            ),
+        }
+        for reason, refused in refusals.items():
+            if refused:
+                raise ValueError(reason)
+        return self
 
     def objective(self) -> PreferenceLoss:
         return PreferenceLoss(**self.model_dump())
