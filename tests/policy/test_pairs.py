@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from headrace.errors import NoSignalError, NumericalError, UsageError
 from headrace.policy.engine import TorchPolicy
 from headrace.policy.learner import TorchLearner
 from headrace.policy.packed import PackedAttention
-from headrace.policy.tree import chunks
+from headrace.policy.tree import chunks, grow
 from headrace.protocols import PreferenceLoss, PreferenceReport
 from headrace.recipe import LearnerSpec, LoraSpec, ModelSpec
 from headrace.types import Ids, Sample
@@ -169,6 +170,16 @@ def test_chunks_never_split_a_unit_and_keep_the_budget(
             assert len(tree) == sum(len(rows[member]) for member in members)
         held += members
     assert sorted(held) == list(range(len(rows)))
+
+
+@given(sequences, st.integers(1, 12), st.booleans())
+def test_a_chunk_ends_only_where_the_next_sequence_does_not_fit(
+    rows: list[Ids], budget: int, shared: bool
+) -> None:
+    cut = [members for members, _ in chunks(rows, budget, shared=shared)]
+    for one, following in pairwise(cut):
+        more = [rows[member] for member in [*one, following[0]]]
+        assert len(grow(more, shared=shared)) > budget
 
 
 # --- the baseline of KTO -------------------------------------------------------------------

@@ -8,6 +8,7 @@ hidden states it would have alone, at the cost of the distinct tokens only.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -100,24 +101,50 @@ def chunks(
     `shared` as in `grow`.
     """
     order = sorted(range(len(sequences)), key=lambda i: sequences[i].tolist())
-    rank = {index: place for place, index in enumerate(order)}
-    blocks = [[index] for index in order]
+    rows = [sequences[index] for index in order]
+    blocks = [[place] for place in range(len(rows))]
     if units is not None:
-        blocks = sorted((list(unit) for unit in units), key=lambda u: min(rank[i] for i in u))
+        rank = {index: place for place, index in enumerate(order)}
+        blocks = sorted(sorted(rank[index] for index in unit) for unit in units)
 
-    def cut(members: list[int]) -> tuple[list[int], TokenTree]:
-        ordered = sorted(members, key=rank.__getitem__)
-        return ordered, grow([sequences[index] for index in ordered], shared=shared)
+    def cut(places: list[int]) -> tuple[list[int], TokenTree]:
+        places.sort()
+        tree = grow([rows[place] for place in places], shared=shared)
+        return [order[place] for place in places], tree
 
-    counter, members = _Grower(shared=shared), list[int]()
+    counter, held = _Counter(rows, shared=shared), list[int]()
     for block in blocks:
-        for index in block:
-            counter.add(sequences[index])
-        if members and len(counter.ids) > budget:
-            yield cut(members)
-            counter, members = _Grower(shared=shared), []
-            for index in block:
-                counter.add(sequences[index])
-        members += block
-    if members:
-        yield cut(members)
+        if held and counter.add(block) > budget:
+            yield cut(held)
+            counter, held = _Counter(rows, shared=shared), []
+        if not held:
+            counter.add(block)
+        held += block
+    if held:
+        yield cut(held)
+
+
+class _Counter:
+    """How many nodes the tree of some of the sorted `rows` has, without making it."""
+
+    def __init__(self, rows: Sequence[Ids], *, shared: bool) -> None:
+        self._rows, self._shared = rows, shared
+        self._places: list[int] = []
+        self._nodes = 0
+
+    def add(self, places: Sequence[int]) -> int:
+        """The nodes with `places` too. What is shared is shared with a neighbour in the order."""
+        for place in places:
+            at = bisect.bisect(self._places, place)
+            near = self._places[max(at - 1, 0) : at + 1] if self._shared else []
+            row = self._rows[place]
+            self._nodes += len(row) - max((_common(row, self._rows[n]) for n in near), default=0)
+            self._places.insert(at, place)
+        return self._nodes
+
+
+def _common(one: Ids, other: Ids) -> int:
+    """The length of the longest common prefix."""
+    length = min(len(one), len(other))
+    differs = np.flatnonzero(one[:length] != other[:length])
+    return int(differs[0]) if len(differs) else length
