@@ -33,7 +33,8 @@ from headrace.types import (
     Verdict,
 )
 
-ADVANTAGES: tuple[Advantage, ...] = get_args(Advantage)
+ADVANTAGES: tuple[Advantage, ...] = tuple(a for a in get_args(Advantage) if a != "gae")
+"""Those that compare attempts with each other, not with what a critic expects."""
 
 
 def weigh(trajectories: list[Trajectory], spec: AlgorithmSpec | None = None) -> Credit:

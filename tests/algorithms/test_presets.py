@@ -6,6 +6,7 @@ import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
@@ -17,7 +18,9 @@ from headrace.recipe import PRESETS, AlgorithmSpec, Recipe
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_builds_and_trains(preset: str):
     spec = AlgorithmSpec(preset=preset)
-    (batch,) = credit(played({"a": [1.0, 0.0], "b": [0.0, 0.5]}), spec, max_new_tokens=8).batches
+    attempts = played({"a": [1.0, 0.0], "b": [0.0, 0.5]})
+    values = {attempt.id: np.zeros(4, np.float32) for attempt in attempts}
+    (batch,) = credit(attempts, spec, max_new_tokens=8, values=values).batches
     anchored = [with_proximal(sample, number) for number, sample in enumerate(batch)]
     assert step([anchored], spec.loss()).gradient.abs().sum() > 0
 

@@ -18,12 +18,13 @@ import numpy as np
 from headrace.algorithms import advantages
 from headrace.algorithms.advantages import Doubles, has_spread
 from headrace.algorithms.aggregation import token_weights
+from headrace.algorithms.critic import Estimates, gae
 from headrace.algorithms.shaping import k1, k3_mean, overlong_penalty
 from headrace.errors import NumericalError
 from headrace.recipe import AlgorithmSpec
 from headrace.types import Floats, ImagePart, Sample, Support, Trajectory, Turn
 
-__all__ = ["AdvantageSummary", "Credit", "assemble", "credit"]
+__all__ = ["AdvantageSummary", "Credit", "Lesson", "assemble", "credit"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,20 @@ class AdvantageSummary:
     std: float = 0.0
     low: float = 0.0
     high: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lesson:
+    """What a critic is to learn of one sample: arrays [n], 0 where the policy did not write.
+
+    `returns` are what came of each token, `values` what the critic expected then; each token
+    weighs 1 / (tokens of the optimizer batch), whatever the policy's own aggregation.
+    """
+
+    sample: Sample
+    returns: Doubles
+    values: Doubles
+    weight: Doubles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +63,8 @@ class Credit:
     batches, `informative` of those have an advantage. `reference_kl` is the k3 estimate of
     KL(sampling policy || reference) over the tokens of the attempts that have a reference,
     None where none has. `penalty` is the
-    mean overlong penalty over `samples`.
+    mean overlong penalty over `samples`. `lessons` are for a critic, one tuple for each optimizer
+    batch, in which every sample is; `()` without a critic.
     """
 
     batches: tuple[tuple[Sample, ...], ...]
@@ -64,18 +80,22 @@ class Credit:
     advantage: AdvantageSummary
     reference_kl: float | None
     penalty: float
+    lessons: tuple[tuple[Lesson, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
     """A non-empty attempt: shaped score, k1 against the reference, what a teacher says of each
-    token more than the student did; [k] or None."""
+    token more than the student did, and of a critic's values and what it makes of them; [k] or
+    None."""
 
     sample: Sample
     score: float
     penalty: float
     k1: Doubles | None
     taught: Doubles | None
+    values: Doubles | None = None
+    estimates: Estimates | None = None
 
     @property
     def length(self) -> int:
@@ -149,6 +169,7 @@ def credit(
     max_new_tokens: int,
     reference: Mapping[str, Floats] | None = None,
     teacher: Mapping[str, Floats] | None = None,
+    values: Mapping[str, Floats] | None = None,
     kl_coefficient: float = 0.0,
     entropy_coefficient: float = 0.0,
 ) -> Credit:
@@ -164,12 +185,17 @@ def credit(
     sampled, whose mean is minus the reverse KL (on-policy distillation, Agarwal et al. 2024);
     attempts that could not be judged count like the others.
 
+    `values`: the same of a critic, for advantage "gae", where rewards are those of RLHF (Ziegler
+    et al. 2019; Stiennon et al. 2020): the score at the last token the policy wrote, less the
+    cost of k1 at every token. An attempt that was cut off has ended like any other: its score
+    is for what there is, so nothing is expected to follow.
+
     The cost of k1 in the reward is centred like the scores (in the group; for reinforce++
     over the batch) but never divided by their spread, so a coefficient means the same in a
-    group that has nearly no spread.
+    group that has nearly no spread. With a critic it is a part of the rewards, whitened with them.
 
-    Raises ValueError for a trajectory given twice or a missing reference, and NumericalError
-    where log-probabilities are not finite.
+    Raises ValueError for a trajectory given twice, a missing reference or missing values, and
+    NumericalError where log-probabilities or values are not finite.
     """
     if len({trajectory.id for trajectory in trajectories}) < len(trajectories):
         raise ValueError("a trajectory was given twice")
@@ -181,6 +207,9 @@ def credit(
         for trajectory in ordered
         if (trajectory.score is not None or teacher is not None) and trajectory.sampled_tokens
     ]
+    if spec.advantage == "gae" and teacher is None:
+        cost = kl_coefficient if spec.kl.place == "reward" else 0.0
+        rows = [_estimated(row, spec, cost, values or {}) for row in rows]
     groups = _by_group(rows)
     spread = {name: has_spread([row.score for row in group]) for name, group in groups.items()}
     split = _split(groups, spread, spec.updates)
@@ -203,6 +232,7 @@ def credit(
         advantage=_summary(s.advantage[s.trainable] for batch in weighed for s in batch),
         reference_kl=k3_mean(kl_rows) if kl_rows else None,
         penalty=math.fsum(row.penalty for row in rows) / max(len(rows), 1),
+        lessons=tuple(_lessons(batch) for batch in split) if values is not None else (),
     )
 
 
@@ -231,9 +261,7 @@ def _row(
             raise NumericalError("a reference log-probability is not finite", where=trajectory.id)
         sample = replace(sample, reference=np.where(sample.trainable, logps, np.float32(0)))
     taught = None if teacher is None else _taught(sample, teacher)
-    return _Row(
-        sample=sample, score=score - penalty, penalty=penalty, k1=divergence, taught=taught
-    )
+    return _Row(sample=sample, score=score - penalty, penalty=penalty, k1=divergence, taught=taught)
 
 
 def _taught(sample: Sample, teacher: Mapping[str, Floats]) -> Doubles:
@@ -243,6 +271,42 @@ def _taught(sample: Sample, teacher: Mapping[str, Floats]) -> Doubles:
     if not np.isfinite(gap[sample.trainable]).all():
         raise NumericalError("a teacher's log-probability is not finite", where=sample.trajectory)
     return gap[sample.trainable]
+
+
+def _estimated(row: _Row, spec: AlgorithmSpec, cost: float, values: Mapping[str, Floats]) -> _Row:
+    """The row with what the critic expected of it, and the advantages and returns that follow."""
+    assert spec.critic is not None
+    name = row.sample.trajectory
+    if name not in values:
+        raise ValueError(f"no critic's values for {name}")
+    expected = np.asarray(values[name], np.float64)[row.sample.trainable]
+    if not np.isfinite(expected).all():
+        raise NumericalError("a critic's value is not finite", where=name)
+    rewards = np.zeros(row.length)
+    if cost:
+        assert row.k1 is not None
+        rewards -= cost * row.k1
+    rewards[-1] += row.score
+    wrote = np.ones(row.length, np.bool_)
+    found = gae(rewards, expected, wrote, gamma=spec.gamma, lam=spec.critic.gae_lambda)
+    return replace(row, values=expected, estimates=found)
+
+
+def _lessons(groups: Sequence[Sequence[_Row]]) -> tuple[Lesson, ...]:
+    """What a critic learns of an optimizer batch, whose tokens are its one denominator."""
+    rows = [row for group in groups for row in group if row.estimates is not None]
+    share = 1 / max(sum(row.length for row in rows), 1)
+    return tuple(_lesson(row, share) for row in rows)
+
+
+def _lesson(row: _Row, share: float) -> Lesson:
+    assert row.estimates is not None
+    assert row.values is not None
+    trainable = row.sample.trainable
+    returns, values = np.zeros(len(trainable)), np.zeros(len(trainable))
+    returns[trainable], values[trainable] = row.estimates.returns, row.values
+    weight = np.where(trainable, share, 0.0)
+    return Lesson(sample=row.sample, returns=returns, values=values, weight=weight)
 
 
 def _by_group(rows: Sequence[_Row]) -> dict[str, list[_Row]]:
@@ -298,11 +362,14 @@ def _weigh(
 def _advantages(
     groups: Sequence[Sequence[_Row]], spec: AlgorithmSpec, cost: float
 ) -> list[Doubles]:
-    """Token advantages of each row, [k] each: normalised scores less the centred cost of KL, or
-    what a teacher says."""
+    """Token advantages of each row, [k] each: normalised scores less the centred cost of KL, what
+    a teacher says, or what a critic did not expect."""
     taught = [row.taught for group in groups for row in group if row.taught is not None]
     if taught:
         return taught
+    estimated = [e.advantages for group in groups for row in group if (e := row.estimates)]
+    if estimated:
+        return advantages.whiten(estimated)
     if spec.advantage == "reinforce++":
         rows = [row for group in groups for row in group]
         gained = advantages.whiten([_discounted(row, spec.gamma) for row in rows])
