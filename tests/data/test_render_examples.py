@@ -132,6 +132,22 @@ def test_train_on_chooses_messages_and_a_flag_counts_more() -> None:
     assert _runs(CHATML, chosen) == ["2+2?<|im_end|>", "6<|im_end|>"]
 
 
+def test_the_first_token_is_never_learned_as_nothing_predicts_it() -> None:
+    (rendered,) = renderer_of(None).example(TWO[:2], train_on="all")
+    assert not rendered.trainable[0]
+    assert rendered.trainable[1:].all()
+    assert _runs(None, rendered) == ["+2?\n\nIt is 4.<|im_end|>"]
+
+
+def test_learning_what_the_user_said_never_changes_the_ids_of_a_prompt() -> None:
+    messages = talk(("user", " the cat"), ("assistant", "Yes."))
+    with pytest.raises(ModelError, match="joins what is said with the template"):
+        renderer_of().example(messages, train_on="all")
+    trimmed = talk(("user", "the cat"), ("assistant", "Yes."))
+    (rendered,) = renderer_of().example(trimmed, train_on="all")
+    assert rendered.ids.tolist() == renderer_of().example(trimmed, train_on="last")[0].ids.tolist()
+
+
 def test_nothing_follows_the_last_that_is_learned() -> None:
     flagged = [*TWO[:3], replace(TWO[3], train=False)]
     (rendered,) = renderer_of().example(flagged, train_on="assistant")
@@ -217,6 +233,12 @@ def test_without_a_template_each_turn_is_an_example_that_ends() -> None:
     assert str(tokenizer_of(None).decode(second.ids)) == (
         "2+2?\n\nIt is 4.\n\nAnd 3+3?\n\n6<|im_end|>"
     )
+
+
+def test_of_several_end_tokens_the_tokenizers_own_ends_what_has_no_template() -> None:
+    renderer = Renderer(tokenizer_of(None), (0, END, EOT))
+    (rendered,) = renderer.example(TWO[:2], train_on="assistant")
+    assert rendered.ids[-1] == END
 
 
 THINKING = talk(

@@ -279,8 +279,7 @@ class Renderer:
                 adds_end = True
             stop = after + (end or 0)
             inner = turn.role != "assistant"
-            for edge in (start, stop):
-                edges[edge] = edges.get(edge, True) and inner
+            edges |= {start: inner, stop: inner}
             if turn.trained:
                 self._all_shown(turn, frame[start:stop], last=number + 1 == len(turns))
                 trained.append((start, stop))
