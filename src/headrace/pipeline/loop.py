@@ -43,7 +43,7 @@ async def play(run: Run) -> Played:
     await run.supply.ahead(run.step)
     everything, effective = list[Trajectory](), list[Trajectory]()
     while missing := groups_missing(run.recipe, everything, effective):
-        wave = await run.supply.wave(run.step, missing)
+        wave = run.rewarded(await run.supply.wave(run.step, missing))
         run.settle(wave)
         everything += wave.attempts
         effective += wave.trained
@@ -59,6 +59,7 @@ def learn(run: Run, attempts: list[Trajectory]) -> Learned:
         max_new_tokens=run.recipe.play.max_new_tokens,
         reference=reference(run, attempts),
         teacher=teacher(run, attempts),
+        values=None if run.critic is None else run.critic.values(attempts),
         kl_coefficient=run.kl.coefficient,
         entropy_coefficient=run.entropy.coefficient,
     )
@@ -67,11 +68,12 @@ def learn(run: Run, attempts: list[Trajectory]) -> Learned:
     for batch in anchored(run, earned.batches):
         reports.append(run.learner.forward_backward(batch, run.recipe.algorithm.loss()))
         updates.append(run.learner.optim_step())
+    fitted = None if run.critic is None else run.critic.fit(earned.lessons)
     if updates:
         run.learner.publish()
     run.supply.release(attempts, trained_on)
     run.steer(attempts, earned)
-    return Learned(earned, trained_on, reports, updates)
+    return Learned(earned, trained_on, reports, updates, fitted)
 
 
 def reference(run: Run, attempts: list[Trajectory]) -> dict[str, Floats] | None:

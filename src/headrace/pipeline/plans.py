@@ -9,6 +9,7 @@ A stage that is done is never run again; one that was interrupted is resumed. Wh
 
 from __future__ import annotations
 
+import gc
 import platform
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint
@@ -105,6 +106,7 @@ def _run_stage(
         resume(path, listener=listener, packs=packs)
     else:
         start(stage.recipe, runs=path.parent, directory=path, listener=listener, packs=packs)
+    gc.collect()  # its model goes before the next stage loads one
     if stage.confirm:
         _confirm(path, stage.name)
 

@@ -25,14 +25,17 @@ from headrace.data.render import Renderer, Tokenizer
 from headrace.data.source import TaskSource
 from headrace.errors import ModelError
 from headrace.observe.listener import Listener, StageProgress
+from headrace.pipeline.critic import Critic, open_critic, open_reward_model
 from headrace.pipeline.material import Material, read_material
+from headrace.pipeline.rewarding import Rater, Rewards, as_rater
 from headrace.policy.load import LoadedModel, load
 from headrace.policy.memory import keep_freed_memory
 from headrace.policy.teacher import Teacher, open_teacher
 from headrace.protocols import Domain
 from headrace.recipe import GENERAL, DomainSpec, Recipe, TaskSpec, stage_of
 from headrace.store.cards import Parent
-from headrace.store.models import Artifact, read_card
+from headrace.store.models import CARD, Artifact, read_card
+from headrace.store.trajectories import TrajectoryStore
 from headrace.types import Ids, Json, Task
 from headrace.verify.audit import ensure_audited
 
@@ -64,10 +67,17 @@ class Parts:
     guard_tasks: Mapping[str, Sequence[Task]]
     material: Material | None
     teacher: Teacher | None
+    critic: Critic | None
+    raters: Mapping[str, Rater]
 
     @property
     def renderer(self) -> Renderer:
         return renderer_of(self.loaded)
+
+    def rewards(self, store: TrajectoryStore) -> Rewards | None:
+        """What attempts are rewarded for, where it is more than their verifier's score."""
+        objectives = self.recipe.objectives
+        return Rewards(objectives, self.raters, store) if objectives else None
 
     def encode(self, text: str) -> Ids:
         """The ids of plain text, without special tokens."""
@@ -131,6 +141,8 @@ def prepare(
         guard_tasks=guard_tasks,
         material=material,
         teacher=teacher,
+        critic=_critic(recipe, loaded, listener, beside),
+        raters=_raters(recipe, loaded, listener, beside),
     )
 
 
@@ -141,6 +153,40 @@ def _watched(recipe: Recipe) -> dict[str, int]:
 
 def _only(recipe: Recipe, domain: str) -> TaskSpec:
     return recipe.tasks.model_copy(update={"domains": (DomainSpec(name=domain),)})
+
+
+def _critic(
+    recipe: Recipe, loaded: LoadedModel, listener: Listener, beside: Path | None
+) -> Critic | None:
+    if recipe.critic is None:
+        return None
+    start = recipe.critic.start
+    listener.phase(f"loading the critic {start or recipe.model.source}")
+    return open_critic(recipe, loaded, None if start is None else _scalar(start, beside))
+
+
+def _raters(
+    recipe: Recipe, loaded: LoadedModel, listener: Listener, beside: Path | None
+) -> dict[str, Rater]:
+    """The reward models among the objectives, by the objective's name."""
+    raters: dict[str, Rater] = {}
+    for objective in recipe.objectives:
+        if objective.source is not None:
+            listener.phase(f"loading the reward model {objective.source}")
+            model = open_reward_model(recipe, loaded, _scalar(objective.source, beside))
+            raters[objective.name] = as_rater(objective, model)
+    return raters
+
+
+def _scalar(source: str, beside: Path | None) -> Path:
+    """Where the reward model or critic of a source is: a stage's, an artifact's, a directory's."""
+    made = _artifact(source, beside)
+    if made is not None:
+        return made.weights
+    directory = Path(source).expanduser()
+    if not (directory / CARD).exists():
+        return directory
+    return Artifact(directory, read_card(directory)).weights
 
 
 def renderer_of(loaded: LoadedModel) -> Renderer:

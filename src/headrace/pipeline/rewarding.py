@@ -15,6 +15,7 @@ from typing import Protocol
 
 from headrace.algorithms.credit import assemble
 from headrace.errors import ModelError
+from headrace.pipeline.study import CALIBRATION
 from headrace.pipeline.supply import Wave
 from headrace.policy.scalar import ScalarModel
 from headrace.recipe import ObjectiveSpec
@@ -33,7 +34,7 @@ from headrace.types import (
 from headrace.verify.judge import Logistic
 from headrace.verify.verdicts import scored, unjudged
 
-__all__ = ["Rater", "Rewards", "Scorer", "objective_means", "rater"]
+__all__ = ["Rater", "Rewards", "Scorer", "as_rater", "objective_means"]
 
 REWARDS = "rewards"
 """The id under which the verdicts that are trained on are stored."""
@@ -56,7 +57,7 @@ class Rater:
     digest: str
 
 
-def rater(objective: ObjectiveSpec, model: ScalarModel) -> Rater:
+def as_rater(objective: ObjectiveSpec, model: ScalarModel) -> Rater:
     """The model of an objective with its scale: the recipe's, or that of its validation scores.
 
     Raises ModelError where nobody has given any: a scale drawn from the attempts themselves
@@ -64,7 +65,7 @@ def rater(objective: ObjectiveSpec, model: ScalarModel) -> Rater:
     """
     middle, scale = objective.mean, objective.scale
     if middle is None or scale is None:
-        told: Json = model.training.get("calibration")
+        told: Json = model.training.get(CALIBRATION)
         if told is None:
             raise ModelError(
                 "the reward model does not say how its scores are spread: it was trained without "
@@ -152,7 +153,7 @@ class Rewards:
         faults: list[tuple[str, Fault]] = []
         for objective in self._objectives:
             value = self._value(objective, attempt, said)
-            if isinstance(value, float):
+            if not isinstance(value, str):
                 parts.append(VerdictPart(objective.name, value, objective.weight))
             elif objective.weight:
                 faults.append((objective.name, value))

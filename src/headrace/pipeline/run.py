@@ -16,11 +16,13 @@ from headrace.algorithms.control import EntropyController, KlController
 from headrace.algorithms.credit import Credit
 from headrace.data.source import TaskSource
 from headrace.errors import Interrupted
-from headrace.evaluate.heldout import Evaluation, compare, groups_of
+from headrace.evaluate.heldout import Evaluation, compare, comparison_payload, groups_of
 from headrace.evaluate.statistics import Difference
 from headrace.observe.listener import Listener, StepLine
+from headrace.pipeline.critic import Critic, Fitted
 from headrace.pipeline.flow import Flow
 from headrace.pipeline.guard import Guard
+from headrace.pipeline.rewarding import Rewards, objective_means
 from headrace.pipeline.slots import Slots
 from headrace.pipeline.stats import (
     Surplus,
@@ -47,7 +49,11 @@ from headrace.store.runs import RunDirectory
 from headrace.store.trajectories import TrajectoryStore
 from headrace.types import Json, Task, Trajectory
 
-__all__ = ["Books", "Learned", "Played", "Run"]
+__all__ = ["CRITIC", "Books", "Learned", "Played", "Run"]
+
+
+CRITIC = "critic"
+"""Where the critic is in a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,8 @@ class Books:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """All attempts of a step, those among them that are trained on, and those at a honeypot."""
+    """All attempts of a step as their verifiers judged them, those among them that are trained on
+    as they are rewarded, and those at a honeypot."""
 
     everything: list[Trajectory]
     effective: list[Trajectory]
@@ -71,12 +78,14 @@ class Played:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What credit made of a step's attempts, the version learned from it, and the updates."""
+    """What credit made of a step's attempts, the version learned from it, and the updates, of
+    the policy and of its critic."""
 
     credit: Credit
     version: int
     reports: list[LearnerReport]
     updates: list[UpdateReport]
+    fitted: Fitted | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,6 +115,8 @@ class Run:
     study: Study | None = None
     teacher: Teacher | None = None
     guard: Guard | None = None
+    critic: Critic | None = None
+    rewards: Rewards | None = None
     step: int = 0
     outcome: str | None = None
     reference_moved: bool = False
@@ -140,6 +151,15 @@ class Run:
         self.step += 1
         self._replayed = 0
         self._began = time.perf_counter()
+
+    def rewarded(self, wave: Wave) -> Wave:
+        """The wave with what is trained on rewarded for all objectives, where there are several."""
+        return wave if self.rewards is None else self.rewards.of(wave)
+
+    def _graded(self, played: Played) -> list[Trajectory]:
+        """All attempts of a step with the scores that are trained on: with rewards, no group is
+        left out."""
+        return played.everything if self.rewards is None else played.effective
 
     def settle(self, wave: Wave) -> None:
         """Note what a step has taken and tell the curriculum what each group scored."""
@@ -197,14 +217,14 @@ class Run:
 
     def record(self, played: Played, learned: Learned) -> None:
         """Write the finished step down and say it in one line."""
-        attempts = played.everything
+        attempts, graded = played.everything, self._graded(played)
         now = time.perf_counter()
         seconds, learn = now - self._began, now - self._began - self._played
         payload = {
             "version": self.policy.version,
-            **play_payload(attempts),
+            **play_payload(graded),
             **learning_payload(learned.credit, learned.reports, learned.updates),
-            "signal": self.vigil.signal(attempts),
+            "signal": self.vigil.signal(graded),
             "kl_coefficient": self.kl.coefficient,
             "entropy_coefficient": self.entropy.coefficient,
             "domains": domain_payload(attempts, self.source.status()),
@@ -212,6 +232,10 @@ class Run:
             "slots": self.slots.ledger(),
             "watch": self.watch.payload(attempts, played.baited),
         }
+        if self.rewards is not None:
+            payload["objectives"] = objective_means(graded)
+        if learned.fitted is not None:
+            payload["critic"] = learned.fitted.payload()
         tokens = sum(t.sampled_tokens for t in attempts)
         timing = {
             "play": self._played,
@@ -275,7 +299,7 @@ class Run:
     def conclude(self, played: Played) -> None:
         """Decide whether this was the last step; NoSignalError where going on is no use."""
         self._alert(self.watch.observe(played.everything, played.baited))
-        mastered = self.vigil.observe(played.everything)
+        mastered = self.vigil.observe(self._graded(played))
         if mastered is not None:
             self.outcome = mastered
         elif self.step == self.recipe.steps:
@@ -352,6 +376,8 @@ class Run:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json_atomic(path, evaluation.to_json())
         payload = evaluation.payload(self.recipe.evaluate.confidence)
+        if self.rewards is not None:
+            payload["objectives"] = read_json(self._objectives_path(self.step))
         timing = {"seconds": time.perf_counter() - started}
         self.books.events.append("evaluation", self.step, payload, timing)
         self.listener.note(
@@ -368,9 +394,13 @@ class Run:
         await self.flow.play(f"heldout:{self.step:06d}")
         names = [group.id for group in groups]
         await self.flow.ready(names)
-        return Evaluation.of(
-            self.flow.take(names), step=self.step, version=self.policy.version, weights=weights
-        )
+        played = self.flow.take(names)
+        if self.rewards is not None:
+            means = objective_means(self.rewards.judge(played))
+            path = self._objectives_path(self.step)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json_atomic(path, means)
+        return Evaluation.of(played, step=self.step, version=self.policy.version, weights=weights)
 
     def _against_best(self, evaluation: Evaluation) -> Difference | None:
         """What changed since the best evaluation so far, which this one may become."""
@@ -387,26 +417,15 @@ class Run:
     def evaluation_path(self, step: int) -> Path:
         return self.books.directory.evals_path / "heldout" / f"step_{step:06d}.json"
 
+    def _objectives_path(self, step: int) -> Path:
+        """What the suite is rewarded with, beside the evaluation and written before it."""
+        return self.books.directory.evals_path / "objectives" / f"step_{step:06d}.json"
+
     def _compare(self, after: Evaluation) -> None:
         confidence = self.recipe.evaluate.confidence
         before = Evaluation.from_json(read_json(self.evaluation_path(0)))
-        result = compare(before, after, confidence)
-        self.books.events.append(
-            "comparison",
-            self.step,
-            {
-                "suite": after.suite,
-                "value": result.value,
-                "stderr": result.stderr,
-                "low": result.low,
-                "high": result.high,
-                "n": result.n,
-                "gained": result.gained,
-                "lost": result.lost,
-                "confidence": confidence,
-                "p_value": result.p_value,
-            },
-        )
+        told = comparison_payload(before, after, confidence)
+        self.books.events.append("comparison", self.step, told)
 
     # --- checkpoints ---------------------------------------------------------------------
 
@@ -419,6 +438,8 @@ class Run:
 
         def fill(directory: Path) -> None:
             self.trained.save(directory)
+            if self.critic is not None:
+                self.critic.save(directory / CRITIC)
             if self.reference_moved:
                 self.learner.save_reference(directory)
 

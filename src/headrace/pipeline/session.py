@@ -33,13 +33,13 @@ from headrace.pipeline.broker import Broker, open_broker
 from headrace.pipeline.clock import Clock, SystemClock
 from headrace.pipeline.desk import in_thread
 from headrace.pipeline.flow import Flow, FlowSpec
-from headrace.pipeline.guard import Guard
+from headrace.pipeline.guard import GUARDED, Guard
 from headrace.pipeline.judging import Judges, ThreadJudges, processes
 from headrace.pipeline.lengths import Lengths
 from headrace.pipeline.loop import train
 from headrace.pipeline.prepare import STAGES, Parts, environment, prepare
 from headrace.pipeline.references import References
-from headrace.pipeline.run import Books, Run
+from headrace.pipeline.run import CRITIC, Books, Run
 from headrace.pipeline.slots import Slots
 from headrace.pipeline.stages import LocalStages
 from headrace.pipeline.stats import Surplus
@@ -319,7 +319,7 @@ async def _assembled(
             entropy=EntropyController(recipe.algorithm.entropy),
             vigil=Vigil(
                 recipe.stop,
-                batch_wide=recipe.algorithm.advantage == "reinforce++",
+                batch_wide=recipe.algorithm.batch_wide,
                 taught=recipe.method != "rl",
             ),
             watch=Watch(recipe.verify),
@@ -327,14 +327,16 @@ async def _assembled(
             stop_requested=stop_requested,
             study=_study(parts, policy, learner, books, stack),
             teacher=parts.teacher,
-            guard=_guard(parts, learner, flow),
+            guard=_guard(parts, learner, flow, books),
+            critic=parts.critic,
+            rewards=parts.rewards(books.store),
         )
         _continue(run)
         await stack.enter_async_context(flow)
         yield run
 
 
-def _guard(parts: Parts, learner: TorchLearner, flow: Flow) -> Guard | None:
+def _guard(parts: Parts, learner: TorchLearner, flow: Flow, books: Books) -> Guard | None:
     """The watch against forgetting, where the recipe names suites (a reward model has none)."""
     recipe, renderer = parts.recipe, parts.renderer
     if not recipe.guard.suites or recipe.method == "reward":
@@ -348,6 +350,7 @@ def _guard(parts: Parts, learner: TorchLearner, flow: Flow) -> Guard | None:
         samples=samples,
         logprobs=lambda batch: learner.logprobs(batch, which="current"),
         flow=flow,
+        folder=books.directory.evals_path / GUARDED,
     )
 
 
@@ -455,6 +458,8 @@ def _continue(run: Run) -> None:
     for problem in checkpoint.problems:
         run.listener.warning(f"checkpoint passed over: {problem}")
     run.trained.load(checkpoint.path)
+    if run.critic is not None:
+        run.critic.load(checkpoint.path / CRITIC)
     run.restore(checkpoint.state)
     run.listener.note(f"resuming after step {run.step}")
 

@@ -27,7 +27,19 @@ from headrace.protocols import LearnerReport, PreferenceReport, RankingReport, U
 from headrace.recipe import Recipe
 from headrace.types import Example, Floats, Json, Sample
 
-__all__ = ["PolicyStudy", "RewardStudy", "Studied", "Study", "Trained", "Unit", "Validation"]
+__all__ = [
+    "CALIBRATION",
+    "PolicyStudy",
+    "RewardStudy",
+    "Studied",
+    "Study",
+    "Trained",
+    "Unit",
+    "Validation",
+]
+
+CALIBRATION = "calibration"
+"""Under which a reward model keeps how its validation scores are spread."""
 
 Unit = tuple[Example, ...]
 Report = LearnerReport | PreferenceReport | RankingReport
@@ -210,7 +222,11 @@ class PolicyStudy:
 
 
 class RewardStudy:
-    """Trains a reward model over the policy's body; the policy itself writes nothing."""
+    """Trains a reward model over the policy's body; the policy itself writes nothing.
+
+    How its scores are spread over the validation units is kept with the model: whoever rewards
+    with it needs a scale that does not move (`headrace.pipeline.rewarding`).
+    """
 
     def __init__(self, recipe: Recipe, source: RecordedSource, model: ScalarModel) -> None:
         self._recipe, self._reading, self._model = recipe, _Reading(recipe, source), model
@@ -235,6 +251,7 @@ class RewardStudy:
         examples = [example for unit in units for example in unit]
         samples = rankings(units, replace(self._recipe.reward.objective(), process=False))
         scores = dict(zip((e.key for e in examples), self._model.scores(samples), strict=True))
+        self._model.training[CALIBRATION] = _spread(list(scores.values()))
         gaps = [scores[better.key] - scores[worse.key] for better, worse in map(_ordered, units)]
         return Validation(
             units=len(units),
@@ -249,6 +266,8 @@ class RewardStudy:
         )
 
     def export(self, directory: Path) -> None:
+        if CALIBRATION not in self._model.training:
+            self.validate()
         self._model.export(directory)
 
     def status(self) -> Mapping[str, SourceStatus]:
@@ -259,6 +278,12 @@ class RewardStudy:
 
     def restore(self, state: Json) -> None:
         self._reading.source.restore(state)
+
+
+def _spread(scores: Sequence[float]) -> Json:
+    """Mean and standard deviation of scores; None where they are all alike."""
+    mean, scale = float(np.mean(scores)), float(np.std(scores))
+    return {"mean": mean, "scale": scale, "n": len(scores)} if scale > 0 else None
 
 
 def _ordered(pair: Unit) -> tuple[Example, Example]:

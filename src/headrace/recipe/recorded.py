@@ -108,7 +108,9 @@ class PreferenceSpec(Part):
         kto = self.loss == "kto"
         weighted = (self.desirable_weight, self.undesirable_weight) != (1.0, 1.0)
         refusals = {
-            "forward_kl is a form of dpo": (self.divergence == "forward_kl" and self.loss != "dpo"),
+            "forward_kl is a form of dpo and ipo": (
+                self.divergence == "forward_kl" and self.loss not in ("dpo", "ipo")
+            ),
             "kto judges samples alone: it has no label_smoothing": kto and self.label_smoothing > 0,
             "kto compares sums: it has no length_normalised form": kto and self.length_normalised,
             "target_margin is simpo's": self.target_margin > 0 and self.loss != "simpo",
