@@ -36,7 +36,7 @@ WEIGHTS: Mapping[str, float] = {
 
 _QUOTES = "\"'“‘«„"
 _MARKS = "-*•+–"
-_ITEM = re.compile(r"[ \t]*(?:[-*•+–]|\d{1,2}[.):])[ \t]*\S")
+_ITEM = re.compile(r"[ \t]*(?:[-*•+–](?![-*])|\d{1,2}[.):])[ \t]*\S")
 _RUN, _MOST_RUNS = 6, 2
 _ECHO = 3
 _LONGEST = 20_000
@@ -204,5 +204,6 @@ def _odd_length(count: int, form: Form) -> str | None:
 
 
 def _no_list(text: str, items: int) -> str | None:
-    count = sum(_ITEM.match(line) is not None for line in text.split("\n"))
+    lines = [line for line in text.split("\n") if any(char.isalnum() for char in line)]
+    count = sum(_ITEM.match(line) is not None for line in lines)
     return None if count >= items else f"{count} list items, fewer than {items}"

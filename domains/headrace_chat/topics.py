@@ -105,7 +105,7 @@ tidying a desk: desk
 training a puppy: puppy
 washing a sweater: sweater
 working with clay: clay
-wrapping a present: present
+wrapping a gift: gift
 writing an email: email
 camping: camp camped camper
 cycling: cycle cycled cyclist
