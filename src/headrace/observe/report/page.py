@@ -21,6 +21,7 @@ from headrace.observe.report.gather import Material, gather
 from headrace.observe.report.heading import heading
 from headrace.observe.report.heldout import heldout
 from headrace.observe.report.markup import Html, tag
+from headrace.observe.report.objectives import objectives
 from headrace.observe.report.stages import stages
 from headrace.observe.report.transcripts import transcripts
 from headrace.observe.report.trust import trust
@@ -76,6 +77,7 @@ def _sections(material: Material) -> list[Html | None]:
     return [
         heldout(material),
         learned(material) or curves(material),
+        objectives(material),
         health(material),
         trust(material),
         domains(material),
