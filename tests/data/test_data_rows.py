@@ -178,7 +178,7 @@ def test_a_document_cut_in_mid_string_keeps_all_whole_rows(tmp_path: Path) -> No
 def test_reading_goes_on_behind_a_broken_row_of_an_array(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     rows = [json.dumps(question(number)) for number in range(4)]
-    rows[1] = rows[1].replace('"role": "assistant"', '"role": assistant')
+    rows[1] = rows[1].replace('"role": "user"', '"role": user')
     path.write_text("[" + ",\n".join(rows) + "]")
     values, refused = _read(path)
     assert values == [question(0), question(2), question(3)]
@@ -198,10 +198,10 @@ def test_a_packed_file_that_ends_too_early_keeps_what_was_unpacked(tmp_path: Pat
 
 def test_bad_lines_of_csv_are_quarantined(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
-    path.write_bytes(b"a,b\n1,2\n3\n4,5,6\n\xff,1\n7,8\n")
+    path.write_bytes(b'a,b\n1,2\n3\n4,5,6\n\xff,1\n7,8\n9,"cut off')
     values, refused = _read(path)
     assert values == [{"a": "1", "b": "2"}, {"a": "7", "b": "8"}]
-    assert [entry.reason for entry in refused] == ["not CSV", "not CSV", "not UTF-8"]
+    assert [entry.reason for entry in refused] == ["not CSV", "not CSV", "not UTF-8", "not CSV"]
 
 
 def test_files_of_which_nothing_can_be_read_are_errors(tmp_path: Path) -> None:
