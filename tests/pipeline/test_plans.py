@@ -98,9 +98,7 @@ data = { sources = [{ run = "stage:sample" }], batch = 4, validation = 0.2 }
 """
 
 
-LOSSES = {loss: "" for loss in ("dpo", "ipo", "kto", "simpo")} | {
-    "orpo": "preference.sft_weight = 1.0"
-}
+LOSSES = dict.fromkeys(("dpo", "ipo", "kto", "simpo"), "") | {"orpo": "preference.sft_weight = 1.0"}
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -14,6 +14,7 @@ from pathlib import Path
 from headrace.pipeline.prepare import ARTIFACT, Parts
 from headrace.store.cards import Card, DataVersion, Measured, SuiteScore, VerifierVersion
 from headrace.store.events import Event, read_events
+from headrace.store.lenient import integer, number
 from headrace.store.models import Artifact, write_artifact
 from headrace.store.runs import RunDirectory
 from headrace.store.summary import seconds_of
@@ -126,8 +127,7 @@ def _watched(events: Sequence[Event]) -> tuple[SuiteScore, ...]:
 
 
 def _measured(payload: Mapping[str, Json], key: str) -> Measured | None:
-    numbers = [payload.get(name) for name in (key, "low", "high")]
-    if any(not isinstance(number, float | int) for number in numbers):
+    value, low, high = (number(payload, name) for name in (key, "low", "high"))
+    if value is None or low is None or high is None:
         return None
-    value, low, high = numbers
-    return Measured(value=value, low=low, high=high, n=int(payload.get("n") or 0))
+    return Measured(value=value, low=low, high=high, n=integer(payload, "n") or 0)
