@@ -70,19 +70,21 @@ def page(material: Material) -> str:
 
 
 def _sections(material: Material) -> list[Html | None]:
-    """A plan shows its stages and what they came to; a run everything."""
+    """A plan shows its stages and what they came to; a run what it learned, and if it played,
+    what of."""
     planned = stages(material)
     if planned is not None:
         return [planned, heldout(material), details(material)]
+    read = learned(material)
     return [
         heldout(material),
-        learned(material) or curves(material),
+        curves(material) if read is None else read,
         objectives(material),
         health(material),
         trust(material),
-        domains(material),
+        domains(material) if read is None else None,
         transcripts(material),
-        attempts(material),
+        attempts(material) if read is None else None,
         details(material),
     ]
 
