@@ -292,7 +292,7 @@ def _words(rng: Random, topic: Topic) -> Demand:
 
 def _range(rng: Random, topic: Topic) -> Demand:
     del topic
-    least, most = rng.choice(((10, 40), (20, 60), (30, 80)))
+    least, most = rng.choice(((10, 60), (20, 80), (30, 100)))
     says = rng.choice((f"Write between {least} and {most} words.", f"Use {least} to {most} words."))
     return Demand(
         id="count:word_count_range",

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from headrace.configure import ResolvedPlan, load
-from headrace.errors import Interrupted, NoSignalError, RecipeError
+from headrace.data.packs import Catalogue
+from headrace.errors import Interrupted, NoSignalError, RecipeError, UsageError
 from headrace.observe.listener import QuietListener, StepLine
+from headrace.pipeline.material import read_material
 from headrace.pipeline.plans import resume_plan, start_plan
+from headrace.pipeline.prepare import renderer_of
 from headrace.pipeline.session import RunResult
-from headrace.recipe import Plan
+from headrace.policy.load import load as load_model
+from headrace.recipe import Plan, Recipe
 from headrace.store.events import Event, read_events
 from headrace.store.models import read_card
 from headrace.store.runs import RunDirectory
+from headrace.types import Json
 from pipeline_support import PACKS
 
 COMMON = """
@@ -245,3 +251,25 @@ def test_what_is_wrong_with_a_plan_is_said_before_anything_runs(tmp_path: Path) 
         plan_of(tmp_path, PLAY, "stages.b.steps=3")
     with pytest.raises(RecipeError, match="learns from recorded data"):
         plan_of(tmp_path, '[[stages]]\nname = "a"\nmethod = "sft"\n')
+
+
+def test_reference_answers_come_from_the_tiers_that_are_named() -> None:
+    told: Json = {
+        "method": "sft",
+        "data": {"sources": [{"domain": "arithmetic", "items": 12, "tiers": [0, 2]}]},
+    }
+    recipe = Recipe.model_validate(told)
+    loaded = load_model("tiny:llama")
+    with Catalogue() as catalogue:
+        read = partial(
+            read_material,
+            catalogue=catalogue,
+            renderer=renderer_of(loaded),
+            listener=QuietListener(),
+            beside=None,
+        )
+        units = read(recipe).sources["arithmetic"].units
+        assert {unit[0].lineage["tier"] for unit in units} == {0, 2}
+        told["data"]["sources"][0]["tiers"] = [99]
+        with pytest.raises(UsageError, match="has the tiers 0 to 9, not 99"):
+            read(Recipe.model_validate(told))

@@ -92,9 +92,12 @@ def test_a_tier_asks_many_things(domain: Chat, tier: int) -> None:
 
 def test_a_question_is_held_out_in_every_wording_shape_and_domain() -> None:
     sides: dict[str, set[str]] = {}
+    asked: dict[str, set[str]] = {OPEN.name: set(), INSTRUCTED.name: set()}
     for (domain, tier), index in product(EVERY_TIER, range(300)):
         task = domain.task(tier, index)
         sides.setdefault(task.problem, set()).add(task.split)
+        asked[domain.name].add(task.problem)
+    assert len(asked[OPEN.name] & asked[INSTRUCTED.name]) > 100
     assert all(len(splits) == 1 for splits in sides.values())
     heldout = sum(splits == {"heldout"} for splits in sides.values())
     assert 0.15 < heldout / len(sides) < 0.25
@@ -241,6 +244,11 @@ def test_what_a_form_lacks(text: str, lacks: set[str]) -> None:
 )
 def test_the_request_given_back_is_worth_nothing(text: str) -> None:
     assert ChatForm().judge(asks(RAIN), text).score == 0
+
+
+def test_a_request_broken_off_inside_a_word_is_worth_nothing() -> None:
+    asked = "Hello! Describe rain in one sentence."
+    assert failed(asked[:22], RAIN, asked) == {"own"}
 
 
 def test_lists_are_asked_for_by_their_items() -> None:

@@ -90,11 +90,19 @@ def _units(
     beside: Path | None,
 ) -> SourceUnits:
     if source.domain is not None:
+        domain = catalogue.open(source.domain)
+        if source.tiers is not None and max(source.tiers) >= domain.tiers:
+            raise UsageError(
+                f"{source.domain} has the tiers 0 to {domain.tiers - 1}, not {max(source.tiers)}",
+                where="data.sources",
+                hint=f"headrace domains show {source.domain}",
+            )
         return maker.from_domain(
             source,
-            catalogue.open(source.domain),
+            domain,
             seed=recipe.seed,
             system_prompt=recipe.play.system_prompt,
+            tiers=source.tiers,
         )
     if source.run is not None:
         return maker.from_trajectories(source, _attempts(_run(source.run, beside)))

@@ -33,8 +33,8 @@ class DataSource(Part):
     `run`: attempts that another run played and judged (a run's directory, or "stage:NAME" for an
     earlier stage of the same recipe), of which those with a score of `min_score` or more are
     demonstrations, and of a group the best against the worst are pairs. `domain`: tasks of a pack
-    with their reference answers. At most `items` of each. `weight` is relative within the mix;
-    `replay` marks what is there against forgetting, for reports.
+    with their reference answers, of `tiers` in turn (None: of all). At most `items` of each.
+    `weight` is relative within the mix; `replay` marks what is there against forgetting.
     """
 
     path: str | None = None
@@ -42,6 +42,7 @@ class DataSource(Part):
     domain: str | None = None
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     min_score: Share = 1.0
+    tiers: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = None
     items: Positive | None = None
     replay: bool = False
 
@@ -49,6 +50,8 @@ class DataSource(Part):
     def _one(self) -> Self:
         if sum(place is not None for place in (self.path, self.run, self.domain)) != 1:
             raise ValueError("a source of data is one of path, run and domain")
+        if self.tiers is not None and self.domain is None:
+            raise ValueError("only a domain has tiers")
         return self
 
     @property
