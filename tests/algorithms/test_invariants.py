@@ -50,6 +50,7 @@ def batch_of(spec: AlgorithmSpec, seed: int) -> list[Sample]:
         spec,
         max_new_tokens=8,
         reference=in_use,
+        values=None if spec.critic is None else reference,  # any numbers of that shape
         kl_coefficient=spec.kl.coefficient if in_use else 0.0,
         entropy_coefficient=spec.entropy.coefficient,
     )
