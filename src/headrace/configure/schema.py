@@ -53,8 +53,8 @@ def pattern(path: str) -> str:
 def nearest(path: str) -> str | None:
     """The valid key most like an unknown one, or None.
 
-    Tried in turn: the same name elsewhere in the recipe (nearest to the top), a sibling with those initials
-    (lr for learning_rate), a similar sibling, a similar name elsewhere.
+    Tried in turn: the same name elsewhere in the recipe (nearest to the top), a sibling with
+    those initials (lr for learning_rate), a similar sibling, a similar name elsewhere.
 
     >>> nearest("learning_rate"), nearest("play.group")
     ('learner.learning_rate', 'play.groups')
@@ -63,8 +63,9 @@ def nearest(path: str) -> str | None:
     prefix = f"{parent}." if parent else ""
     below = [key.removeprefix(pattern(prefix)) for key in keys() if key.startswith(pattern(prefix))]
     siblings = [key for key in below if "." not in key]
-    deepest_first = sorted(reversed(keys()), key=lambda key: -key.count("."))
-    elsewhere = {key.rpartition(".")[2]: key for key in deepest_first}
+    elsewhere: dict[str, str] = {}
+    for key in sorted(keys(), key=lambda key: key.count(".")):
+        elsewhere.setdefault(key.rpartition(".")[2], key)
     if name in elsewhere:
         return elsewhere[name]
     initials = {"".join(word[:1] for word in key.split("_")): key for key in siblings}
