@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from headrace.configure import ResolvedPlan, load
@@ -16,12 +18,13 @@ from headrace.pipeline.material import read_material
 from headrace.pipeline.plans import resume_plan, start_plan
 from headrace.pipeline.prepare import renderer_of
 from headrace.pipeline.session import RunResult
+from headrace.pipeline.study import is_pair
 from headrace.policy.load import load as load_model
 from headrace.recipe import Plan, Recipe
 from headrace.store.events import Event, read_events
 from headrace.store.models import read_card
 from headrace.store.runs import RunDirectory
-from headrace.types import Json
+from headrace.types import Example, Json
 from pipeline_support import PACKS
 
 COMMON = """
@@ -273,3 +276,11 @@ def test_reference_answers_come_from_the_tiers_that_are_named() -> None:
         told["data"]["sources"][0]["tiers"] = [99]
         with pytest.raises(UsageError, match="has the tiers 0 to 9, not 99"):
             read(Recipe.model_validate(told))
+
+
+def test_a_conversation_in_two_parts_is_no_pair() -> None:
+    nothing = np.zeros(2, np.int32)
+    part = Example(key="a", group="g", source="s", ids=nothing, trainable=nothing > 0)
+    assert not is_pair((part, replace(part, key="b")))
+    assert is_pair((replace(part, label=1.0), replace(part, key="b", label=-1.0)))
+    assert not is_pair((replace(part, label=1.0),))

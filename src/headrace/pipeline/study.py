@@ -199,7 +199,7 @@ class PolicyStudy:
     def _accuracy(self, units: Sequence[Unit], nats: Mapping[str, float]) -> float | None:
         """In how many pairs the preferred one gained more on the reference; without a reference,
         is likelier per token."""
-        pairs = [unit for unit in units if len(unit) == 2]
+        pairs = [unit for unit in units if is_pair(unit)]
         if self._recipe.preference.objective().needs_reference:
             known = self._references.of(pairs) if self._recipe.method == "preference" else {}
             worth = {k: nats[k] - _total(logps) for k, logps in known.items()}
@@ -245,7 +245,7 @@ class RewardStudy:
         return Studied(units=units, report=report, update=update, seconds=seconds)
 
     def validate(self) -> Validation | None:
-        units = [unit for unit in self._reading.source.validation if len(unit) == 2]
+        units = [unit for unit in self._reading.source.validation if is_pair(unit)]
         if not units:
             return None
         examples = [example for unit in units for example in unit]
@@ -284,6 +284,11 @@ def _spread(scores: Sequence[float]) -> Json:
     """Mean and standard deviation of scores; None where they are all alike."""
     mean, scale = float(np.mean(scores)), float(np.std(scores))
     return {"mean": mean, "scale": scale, "n": len(scores)} if scale > 0 else None
+
+
+def is_pair(unit: Unit) -> bool:
+    """Whether one example is preferred to the other: a conversation in two parts is none."""
+    return sorted(example.label for example in unit) == [-1.0, 1.0]
 
 
 def _ordered(pair: Unit) -> tuple[Example, Example]:
