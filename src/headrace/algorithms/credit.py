@@ -201,12 +201,7 @@ def credit(
         raise ValueError("a trajectory was given twice")
     if spec.kl.place != "none" and reference is None:
         raise ValueError(f"KL in the {spec.kl.place} needs reference log-probabilities")
-    ordered = sorted(trajectories, key=lambda t: (t.group, t.attempt))
-    rows = [
-        _row(trajectory, trajectory.score or 0.0, spec, max_new_tokens, reference, teacher)
-        for trajectory in ordered
-        if (trajectory.score is not None or teacher is not None) and trajectory.sampled_tokens
-    ]
+    rows = _rows(trajectories, spec, max_new_tokens, reference, teacher)
     if spec.advantage == "gae" and teacher is None:
         cost = kl_coefficient if spec.kl.place == "reward" else 0.0
         rows = [_estimated(row, spec, cost, values or {}) for row in rows]
@@ -234,6 +229,21 @@ def credit(
         penalty=math.fsum(row.penalty for row in rows) / max(len(rows), 1),
         lessons=tuple(_lessons(batch) for batch in split) if values is not None else (),
     )
+
+
+def _rows(
+    trajectories: Sequence[Trajectory],
+    spec: AlgorithmSpec,
+    max_new_tokens: int,
+    reference: Mapping[str, Floats] | None,
+    teacher: Mapping[str, Floats] | None,
+) -> list[_Row]:
+    """What there is to learn from, in the order of identity, whatever order it came in."""
+    return [
+        _row(trajectory, trajectory.score or 0.0, spec, max_new_tokens, reference, teacher)
+        for trajectory in sorted(trajectories, key=lambda t: (t.group, t.attempt))
+        if (trajectory.score is not None or teacher is not None) and trajectory.sampled_tokens
+    ]
 
 
 def _row(

@@ -73,12 +73,7 @@ async def assembled(
         broker = stack.enter_context(_broker(books.directory, parts, clock))
         queue_thread = stack.enter_context(ThreadPoolExecutor(1, "headrace-queue"))
         threads = stack.enter_context(_threads(recipe.verify.workers))
-        judging: Judges = ThreadJudges(judges, threads)
-        if recipe.verify.placement == "processes":
-            logs = books.directory.logs_path / "latest"
-            judging = await stack.enter_async_context(
-                processes(recipe.verify, packs=parts.packs, clock=clock, logs=logs)
-            )
+        judging = await stack.enter_async_context(_judging(parts, books, judges, threads, clock))
         stages = _stages(parts, sampler, judging, books, lengths, threads, listener)
         surplus = Surplus()
         stages.stream.surplus = surplus.note
@@ -130,6 +125,24 @@ async def assembled(
         _continue(run)
         await stack.enter_async_context(flow)
         yield run
+
+
+@contextlib.asynccontextmanager
+async def _judging(
+    parts: Parts,
+    books: Books,
+    judges: VerificationPool,
+    threads: ThreadPoolExecutor,
+    clock: Clock,
+) -> AsyncGenerator[Judges]:
+    """Verdicts by threads or, where the recipe says so, by processes of their own."""
+    spec = parts.recipe.verify
+    if spec.placement == "threads":
+        yield ThreadJudges(judges, threads)
+        return
+    logs = books.directory.logs_path / "latest"
+    async with processes(spec, packs=parts.packs, clock=clock, logs=logs) as apart:
+        yield apart
 
 
 def _guard(parts: Parts, learner: TorchLearner, flow: Flow, books: Books) -> Guard | None:

@@ -16,12 +16,12 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 from headrace import __version__
-from headrace.errors import HeadraceError, Interrupted, NoSignalError
+from headrace.errors import NoSignalError
 from headrace.observe.listener import Listener
 from headrace.observe.report import write_report
 from headrace.pipeline.conclusion import conclude
 from headrace.pipeline.prepare import STAGES
-from headrace.pipeline.session import RunResult, resume, start
+from headrace.pipeline.session import RunResult, resume, start, truthful
 from headrace.recipe import Plan, Stage
 from headrace.store.runs import RunDirectory
 from headrace.store.summary import summarise
@@ -76,23 +76,14 @@ def _drive(
     with directory.lock():
         directory.new_attempt()
         done = 0
-        try:
+        with truthful(directory):
             for stage in plan.stages:
                 listener.phase(f"stage {done + 1} of {len(plan.stages)}: {stage.name}")
                 directory.set_status("running", stage=stage.name, step=done, steps=len(plan.stages))
                 _run_stage(directory.path / STAGES / stage.name, stage, listener, points)
                 done += 1
-        except (Interrupted, KeyboardInterrupt) as error:
-            directory.set_status("interrupted", reason=str(error) or "interrupted at once")
-            raise
-        except HeadraceError as error:
-            directory.set_status("failed", reason=str(error), hint=error.hint)
-            raise
-        except BaseException as error:
-            directory.set_status("failed", reason=f"{type(error).__name__}: {error}")
-            raise
+            conclude(directory, plan, listener)
         reason = f"all {done} stages done"
-        conclude(directory, plan, listener)
         directory.set_status("done", reason=reason, step=done)
         write_report(directory.path)
     return RunResult(directory.path, "done", reason)

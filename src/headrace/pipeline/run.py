@@ -278,7 +278,7 @@ class Run:
         payload = {
             "version": self.policy.version,
             **study_payload(studied),
-            "sources": {name: asdict(s) for name, s in self.study.status().items()},
+            "sources": {name: asdict(s) for name, s in self.study.source.status().items()},
         }
         timing = {
             "learn": studied.seconds,
@@ -459,7 +459,7 @@ class Run:
             "reference_moved": self.reference_moved,
             "score": self._score,
             "watch": self.watch.state(),
-            "study": None if self.study is None else self.study.state(),
+            "study": None if self.study is None else self.study.source.state(),
             "guard": None if self.guard is None else self.guard.state(),
             "best": None if self._best is None else list(self._best),
         }
@@ -478,7 +478,7 @@ class Run:
         self._score = state["score"]
         self.watch.restore(state["watch"])
         if self.study is not None:
-            self.study.restore(state["study"])
+            self.study.source.restore(state["study"])
         if self.guard is not None:
             self.guard.restore(state["guard"])
             self._pin(self.guard)

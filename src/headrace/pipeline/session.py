@@ -37,7 +37,7 @@ from headrace.store.trajectories import TrajectoryStore
 from headrace.verify.cache import DiskCache
 from headrace.verify.pool import VerificationPool
 
-__all__ = ["RunResult", "resume", "start"]
+__all__ = ["RunResult", "resume", "start", "truthful"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,21 +114,28 @@ def _drive(directory: RunDirectory, parts: Parts, listener: Listener) -> RunResu
     with LoggedListener(listener, log) as logged:
         directory.set_status("running")
         try:
-            reason = _train(directory, parts, logged)
-        except (Interrupted, KeyboardInterrupt) as error:
-            directory.set_status("interrupted", reason=str(error) or "interrupted at once")
-            raise
-        except HeadraceError as error:
-            directory.set_status("failed", reason=str(error), hint=error.hint)
-            raise
-        except BaseException as error:
-            directory.set_status("failed", reason=f"{type(error).__name__}: {error}")
-            raise
-        else:
+            with truthful(directory):
+                reason = _train(directory, parts, logged)
             directory.set_status("done", reason=reason)
         finally:
             _derive(directory, logged)
     return RunResult(directory.path, "done", reason)
+
+
+@contextlib.contextmanager
+def truthful(directory: RunDirectory) -> Generator[None]:
+    """Whatever is raised inside is in the run's status, with what to do about it."""
+    try:
+        yield
+    except (Interrupted, KeyboardInterrupt) as error:
+        directory.set_status("interrupted", reason=str(error) or "interrupted at once")
+        raise
+    except HeadraceError as error:
+        directory.set_status("failed", reason=str(error), hint=error.hint)
+        raise
+    except BaseException as error:
+        directory.set_status("failed", reason=f"{type(error).__name__}: {error}")
+        raise
 
 
 def _train(directory: RunDirectory, parts: Parts, listener: Listener) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 
 from headrace.algorithms.ranking import LengthBias, calibration, length_bias
 from headrace.algorithms.recorded import demonstrations, mismatched, preferences, rankings
-from headrace.data.recorded import RecordedSource, SourceStatus
+from headrace.data.recorded import RecordedSource
 from headrace.pipeline.references import References
 from headrace.policy.engine import TorchPolicy
 from headrace.policy.files import write_model
@@ -98,6 +98,11 @@ class Study(Protocol):
     """A method of learning from recorded data."""
 
     @property
+    def source(self) -> RecordedSource:
+        """What is read, and how far."""
+        ...
+
+    @property
     def trained(self) -> Trained: ...
 
     def step(self) -> Studied:
@@ -112,26 +117,6 @@ class Study(Protocol):
         """Write the model that came of it, whole."""
         ...
 
-    def status(self) -> Mapping[str, SourceStatus]:
-        """How far each source is."""
-        ...
-
-    def state(self) -> Json: ...
-
-    def restore(self, state: Json) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """The sources of a study and its place in them."""
-
-    recipe: Recipe
-    source: RecordedSource
-
-    def next(self) -> tuple[Unit, ...]:
-        assert self.recipe.data is not None
-        return self.source.next(self.recipe.data.batch)
-
 
 class PolicyStudy:
     """Trains the policy: by imitation, or by preferences against its frozen reference."""
@@ -144,7 +129,7 @@ class PolicyStudy:
         learner: TorchLearner,
         references: References,
     ) -> None:
-        self._recipe, self._reading = recipe, _Reading(recipe, source)
+        self._recipe, self.source = recipe, source
         self._policy, self._learner, self._references = policy, learner, references
 
     @property
@@ -153,7 +138,7 @@ class PolicyStudy:
 
     def step(self) -> Studied:
         started = time.perf_counter()
-        units = self._reading.next()
+        units = _next(self._recipe, self.source)
         report = (
             self._prefer(units) if self._recipe.method == "preference" else self._imitate(units)
         )
@@ -179,7 +164,7 @@ class PolicyStudy:
         return [replace(s, reference=v) for s, v in zip(samples, logps, strict=True)]
 
     def validate(self) -> Validation | None:
-        units = self._reading.source.validation
+        units = self.source.validation
         if not units:
             return None
         samples = demonstrations([(example,) for unit in units for example in unit])
@@ -211,15 +196,6 @@ class PolicyStudy:
     def export(self, directory: Path) -> None:
         write_model(self._policy, directory)
 
-    def status(self) -> Mapping[str, SourceStatus]:
-        return self._reading.source.status()
-
-    def state(self) -> Json:
-        return self._reading.source.state()
-
-    def restore(self, state: Json) -> None:
-        self._reading.source.restore(state)
-
 
 class RewardStudy:
     """Trains a reward model over the policy's body; the policy itself writes nothing.
@@ -229,7 +205,7 @@ class RewardStudy:
     """
 
     def __init__(self, recipe: Recipe, source: RecordedSource, model: ScalarModel) -> None:
-        self._recipe, self._reading, self._model = recipe, _Reading(recipe, source), model
+        self._recipe, self.source, self._model = recipe, source, model
 
     @property
     def trained(self) -> Trained:
@@ -237,7 +213,7 @@ class RewardStudy:
 
     def step(self) -> Studied:
         started = time.perf_counter()
-        units = self._reading.next()
+        units = _next(self._recipe, self.source)
         loss = self._recipe.reward.objective()
         report = self._model.forward_backward(rankings(units, loss), loss)
         update = self._model.optim_step()
@@ -245,7 +221,7 @@ class RewardStudy:
         return Studied(units=units, report=report, update=update, seconds=seconds)
 
     def validate(self) -> Validation | None:
-        units = [unit for unit in self._reading.source.validation if is_pair(unit)]
+        units = [unit for unit in self.source.validation if is_pair(unit)]
         if not units:
             return None
         examples = [example for unit in units for example in unit]
@@ -270,20 +246,16 @@ class RewardStudy:
             self.validate()
         self._model.export(directory)
 
-    def status(self) -> Mapping[str, SourceStatus]:
-        return self._reading.source.status()
-
-    def state(self) -> Json:
-        return self._reading.source.state()
-
-    def restore(self, state: Json) -> None:
-        self._reading.source.restore(state)
-
 
 def _spread(scores: Sequence[float]) -> Json:
     """Mean and standard deviation of scores; None where they are all alike."""
     mean, scale = float(np.mean(scores)), float(np.std(scores))
     return {"mean": mean, "scale": scale, "n": len(scores)} if scale > 0 else None
+
+
+def _next(recipe: Recipe, source: RecordedSource) -> tuple[Unit, ...]:
+    assert recipe.data is not None
+    return source.next(recipe.data.batch)
 
 
 def is_pair(unit: Unit) -> bool:
